@@ -34,7 +34,6 @@ from cait.model.attention import merge_heads
 from cait.model.talking_heads import heads_first, padded, scaled_product
 from contrib.fused import attention, kernels
 from contrib.fused.attention import Tile, Tiling
-from contrib.fused.backend import fused
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""
@@ -119,7 +118,7 @@ class Layer:
             if backend.startswith("timm"):
                 return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
             mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
-            return talking_heads.BACKENDS.get(backend, fused)(self.qkv, *mixers, K**-0.5)
+            return talking_heads.backend_named(backend)(self.qkv, *mixers, K**-0.5)
 
     def times(self, backend: str, rounds: int) -> dict[str, float]:
         """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""

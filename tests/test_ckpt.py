@@ -20,8 +20,3 @@ def no_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("no_extras")
-def test_a_folder_needs_an_extra_that_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt").mkdir()
-    for read in (lambda: ckpt.read_checkpoint(tmp_path / "last.ckpt"), lambda: newest_whole(tmp_path)):
-        with pytest.raises(UserError, match=r"last.ckpt is a folder of sharded tensors, and no extra here reads such"):
-            read()

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cait import disk
+from cait import disk, plugins
 from cait.cli import loading
 from cait.cli.options import Options, run_missing
 from cait.errors import UserError
@@ -81,6 +81,8 @@ def _options() -> Options:
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
     """Write the network as ONNX; returns facts about it for the page."""
+    if "formats" not in plugins.extras():
+        raise UserError("cait demo needs the extra formats, which writes ONNX")
     from cait.extras.formats.exporting import export
     from cait.model.network import input_shape
     from contrib.demo.saliency import WithSaliency

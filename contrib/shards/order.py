@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from contrib.shards import Shards
-
-if TYPE_CHECKING:
-    from contrib.shards.source import ShardSource
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Windowed:
         return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
-def choose(source: ShardSource, shards: Shards) -> Windowed | None:
+def choose(source: Any, shards: Shards) -> Windowed | None:
     """The windowed order, or None for the published one after saying what that costs over a network.
 
     Raises:

@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.model.talking_heads import BACKENDS
-from contrib.fused import backend as kernels
+from cait.model.talking_heads import backend_named
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -74,7 +73,7 @@ def results(given: list[Tensor], backend: str) -> list[Tensor]:
     """The output and the gradients of qkv, W_l, b_l, W_w and b_w."""
     qkv, weight_l, bias_l, weight_w, bias_w = (tensor.clone().requires_grad_() for tensor in given[:5])
     leaves = (qkv, weight_l, bias_l, weight_w, bias_w)
-    attend = BACKENDS.get(backend, kernels.fused)
+    attend = backend_named(backend)
     out = attend(*leaves, qkv.shape[-1] ** -0.5)
     return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
 
