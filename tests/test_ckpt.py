@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cait import ckpt, plugins
-from cait.errors import UserError
-from cait.run.checkpoints import newest_whole
+from cait import plugins
 
 
 @pytest.fixture
@@ -17,6 +15,3 @@ def no_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     plugins.extras.cache_clear()
     yield
     plugins.extras.cache_clear()
-
-
-@pytest.mark.usefixtures("no_extras")
