@@ -130,8 +130,7 @@ def check_output(path: Path, folder: bool = False) -> None:
         raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
     place = path if folder else path.parent
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=place):
+        with TemporaryFile(dir=next(each for each in (place, *place.absolute().parents) if each.exists())):
             pass
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
