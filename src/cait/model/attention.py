@@ -27,7 +27,8 @@ class SelfAttention(nn.Module):
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
+        self.talking_heads = config.talking_heads
+        self.backend: str = config.attention_backend
         self.attend = BACKENDS[self.backend]
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
