@@ -63,11 +63,11 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate, self.mode = rate, mode
 
-    def draw(self, batch: int) -> Tensor | None:
-        """Indices of the images whose branch is computed, maybe none; None leaves the dropping to `forward`."""
+    def draw(self, x: Tensor) -> Tensor | None:
+        """Indices of the images of x whose branch is computed, maybe none; None leaves the dropping to `forward`."""
         if self.mode == "mask" or self.rate == 0.0 or not self.training:
             return None
-        return (torch.rand(batch) < 1.0 - self.rate).nonzero().squeeze(1)
+        return (torch.rand(len(x)) < 1.0 - self.rate).nonzero().squeeze(1)
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
@@ -85,7 +85,7 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
 
     All indices travel in one copy from pinned memory, so the host never waits for the device.
     """
-    drawn = [drop_path.draw(len(x)) for drop_path in drop_paths]
+    drawn = [drop_path.draw(x) for drop_path in drop_paths]
     # Where no image is kept, one is computed, times 0: DDP wants a gradient for every parameter in every step.
     indices = [kept if len(kept) else torch.zeros(1, dtype=torch.long) for kept in drawn if kept is not None]
     on_device = iter(_copied_together(indices, x.device))

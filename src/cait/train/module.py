@@ -335,6 +335,7 @@ class CaiTModule(LightningModule):
         return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        progress.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
         scheduler = warmup_schedule(optimizer, self.schedule, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
