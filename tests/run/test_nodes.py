@@ -169,24 +169,6 @@ def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
     assert not finished.exists()
 
 
-def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> None:
-    held = threading.Event()
-
-    def train() -> None:
-        first = RunLock(tmp_path)
-        held.set()
-        time.sleep(0.3)  # meanwhile the other one waits
-        (tmp_path / "metrics.csv").write_text("mine")
-        first.release()
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    held.wait()
-    RunLock(tmp_path).roll_back()
-    thread.join()
-    assert (tmp_path / "metrics.csv").read_text() == "mine"
-
-
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
