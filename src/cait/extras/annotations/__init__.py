@@ -30,11 +30,9 @@ class Annotations:
     becomes a binary cross entropy, and best.ckpt is chosen by val/mAP."""
     folds: int | None = None
     """Divide the images that train and validate into so many folds, by scikit-learn's StratifiedKFold, or with groups
-    its StratifiedGroupKFold; both shuffle by `fold_seed`. Then `fold` validates and the others train."""
+    its StratifiedGroupKFold. Then `fold` validates and the others train."""
     fold: int = 0
     """The fold that validates, from 0 on."""
-    fold_seed: int = 0
-    """Seed of the division into folds; the runs of a cross-validation share it, whatever their own seeds."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "folds")

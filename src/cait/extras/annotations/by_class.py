@@ -9,10 +9,7 @@ from rich.table import Table
 
 from cait.cli.evaluate import Row, Scores
 from cait.errors import console
-from cait.extras import scores
-
-MOST = 30
-"""The table shows at most so many classes, those with the lowest average precision."""
+from cait.extras.scores import SEVERAL, of_several
 
 
 class ByClass(Callback):
@@ -30,12 +27,8 @@ class ByClass(Callback):
     def show(self, result: Scores) -> None:
         """Print average precision, F1 and threshold of each class, of the weights that predict."""
         weights: Scores = result["ema"] if "ema" in result else result["raw"]
-        if "multi_label" not in weights:
-            return
-        found = weights["multi_label"]
-        precision: dict[str, float | None] = found["average_precision"]
-        rows = sorted(scores.of_several(found), key=lambda row: (precision[row[0]] is None, precision[row[0]]))
-        table = Table("class", *scores.SEVERAL.values())
-        for name, *figures in rows[:MOST]:
-            table.add_row(name, *figures)
-        console().print(table)
+        if "multi_label" in weights:
+            table = Table("class", *SEVERAL.values())
+            for row in sorted(of_several(weights["multi_label"]), key=lambda row: row[1]):
+                table.add_row(*row)
+            console().print(table)

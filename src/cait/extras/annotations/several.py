@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics import Metric
 from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
 from torchmetrics.utilities import dim_zero_cat
 
-from cait.errors import UserError
 from cait.references import is_path
 from cait.train.losses import Distillation, Loss, LossSettings
 from cait.train.metrics import Best, EvalMetrics
@@ -60,9 +60,8 @@ class MultiLabel(nn.Module):
         logits, teacher_logits = logits.float(), teacher_logits.float()
         if kind == "hard":
             return F.binary_cross_entropy_with_logits(logits, (teacher_logits > 0).float())
-        student, teacher = (torch.stack([side, -side]) / tau for side in (logits, teacher_logits))
-        divergence = F.kl_div(F.logsigmoid(student), F.logsigmoid(teacher), reduction="none", log_target=True)
-        return divergence.sum(dim=0).mean() * tau**2
+        teacher, student = Bernoulli(logits=teacher_logits / tau), Bernoulli(logits=logits / tau)
+        return kl_divergence(teacher, student).mean() * tau**2
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
         return MultiLabelMetrics(self, own, per_class)
@@ -136,8 +135,6 @@ class MultiLabelMetrics(EvalMetrics):
     SIZE = "num_labels"
 
     def __init__(self, task: MultiLabel, own: Mapping[str, str], per_class: bool) -> None:
-        if taken := own.keys() & {"mAP", "f1"}:
-            raise UserError(f"a metric of your own cannot be called {min(taken)}, which is there already")
         super().__init__(task.num_classes, own, per_class)
         self._task = [task]  # in a list, so that it does not become a part of this module
         self._found: dict[str, list[float]] = {}
@@ -159,7 +156,7 @@ class MultiLabelMetrics(EvalMetrics):
         thresholds: Tensor = getattr(task, prefix)
         if task.trains:
             thresholds.copy_(best_thresholds(probabilities, targets))
-        hits, truth, present = (probabilities >= thresholds).long(), targets.long(), targets.sum(dim=0) > 0
+        hits, truth, present = (probabilities >= thresholds).long(), targets.long(), targets.any(dim=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class without an image gets no figure
             precision = multilabel_average_precision(probabilities, truth, classes, average="none")

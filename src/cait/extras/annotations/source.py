@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait.data import source
@@ -20,7 +19,6 @@ from cait.data.folder import FolderSource, abbreviate, hold_listed, hold_out
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.annotations import MULTI_LABEL, table
-from cait.extras.annotations.table import Table
 
 Sample = tuple[str, int]
 
@@ -55,7 +53,7 @@ class AnnotatedSource(FolderSource):
 
     def split_folders(self) -> tuple[Path, Path | None]:
         """(the folder of the images, None), unless the classes are folders."""
-        return super().split_folders() if self.table is None else (self.root, None)
+        return super().split_folders() if self.asked.labels is None else (self.root, None)
 
     @property
     def holds_out(self) -> bool:
@@ -63,9 +61,8 @@ class AnnotatedSource(FolderSource):
         return True
 
     @cached_property
-    def table(self) -> Table | None:
-        if self.asked.labels is None:
-            return None
+    def rows(self) -> list[table.Row]:
+        """Those of the table."""
         self.prepare()
         if not self.root.is_dir():
             raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
@@ -91,16 +88,14 @@ class AnnotatedSource(FolderSource):
     @cached_property
     def _sets(self) -> dict[str, list[str]]:
         """The classes of each label, in the order of their indices."""
-        if self.table is None:
+        if self.asked.labels is None:
             return {name: [name] for name in self.images.class_names}
-        labels = sorted({*self.table.labels})
+        labels = sorted({row.label for row in self.rows})
         return {label: table.parts(label) if self.asked.multi_label else [label] for label in labels}
 
     @cached_property
     def class_names(self) -> list[str]:
         """The sorted labels of the table, or the names of the class folders."""
-        if self.table is None:
-            return self.images.class_names
         names = sorted({name for found in self._sets.values() for name in found})
         if len(names) < 2:
             raise UserError(f"--data.labels {self.asked.labels} has the one label {names[0]}, at least 2 are needed")
@@ -109,57 +104,50 @@ class AnnotatedSource(FolderSource):
     @cached_property
     def digest(self) -> bytes:
         """Digest of the table's labels: a run does not go on when one of them has changed."""
-        if self.table is None:
+        if self.asked.labels is None:
             return b""
-        text = "\n".join(map("\t".join, zip(self.table.paths, self.table.labels, strict=True)))
+        text = "\n".join(f"{row.path}\t{row.label}" for row in self.rows)
         return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
     @cached_property
     def test(self) -> Files | None:
         """The images of the table's split "test", if it has any."""
-        held = self._of_split("test") if self.table is not None else []
+        held = [] if self.asked.labels is None else self._of_split("test")
         return Files(held) if held else None
 
     @cached_property
     def sets(self) -> tuple[Files, Files]:
-        """The training and validation images."""
-        learn, val = self._given()
-        pool, groups, rare = sorted([*learn, *val]), self._groups, self.asked.multi_label
+        """The training and validation images; the test images are in neither."""
+        if self.asked.labels is None:
+            train, val = [*self.images.train], [*self.images.val]
+        else:
+            train, val = self._of_split("train"), self._of_split("val")
+        pool = sorted([*train, *val])
         if self.holds_out_all:
             return Files(pool), Files(pool)
         if self.val_list:
             listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
             paths = {path for path, _ in listed}
-            train, held = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
+            train, val = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
         elif self.asked.folds:
-            train, held = divide(pool, groups, self.asked.folds, self.asked.fold, self.asked.fold_seed, rare)
-        elif val:
-            train, held = learn, val
-            self._warn_of_shared_groups(learn, val)
-        elif groups or self.asked.multi_label:
-            train, held = self._hold_out(pool)
-        else:
-            train, held = map(list, hold_out(Files(pool), self.splits.val_fraction))
+            train, val = self._divide(pool, self.asked.folds, self.asked.fold)
+        elif not val and (self._groups or self.asked.multi_label):
+            train, val = self._hold_out(pool)
+        elif not val:
+            train, val = map(list, hold_out(Files(pool), self.splits.val_fraction))
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
             raise UserError(f"no training images are left of the class {names}: give it some, or change the split")
-        return Files(train), Files(held)
+        return Files(train), Files(val)
 
     def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
-        groups, rare = self._groups, self.asked.multi_label
-        wanted = max(2, round(1 / self.splits.val_fraction))
-        folds = min(wanted, len({groups[path] for path, _ in pool}) if groups else len(pool))
-        if not rare:
+        folds = max(2, round(1 / self.splits.val_fraction))
+        folds = min(folds, len({self._groups[path] for path, _ in pool}) if self._groups else len(pool))
+        if not self.asked.multi_label:
             folds = min(folds, max(Counter(label for _, label in pool).values()))
-        if folds < 2:
-            raise UserError(f"{self.asked.labels}: two groups are needed to hold one out, and two images of a class")
-        if folds < wanted:
-            rank_zero_info(
-                f"{self.asked.labels} has too few {'groups' if groups else 'images'}: 1 of {folds} is held out"
-            )
         for fold in range(folds):
-            train, held = divide(pool, groups, folds, fold, 0, rare)
+            train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):
                 break
         return train, held
@@ -169,58 +157,40 @@ class AnnotatedSource(FolderSource):
         learned, sets = {label for _, label in train}, enumerate(self._sets.values())
         return sorted({*self.class_names} - {name for label, found in sets if label in learned for name in found})
 
-    def _given(self) -> tuple[list[Sample], list[Sample]]:
-        """The images that the table or the folder gives to training and to validation; without the test images."""
-        if self.table is None:
-            return [*self.images.train], [*self.images.val]
-        return self._of_split("train"), self._of_split("val")
-
     def _of_split(self, name: str) -> list[Sample]:
         """The table's images of a split, with full paths."""
-        assert self.table is not None
         places = {label: index for index, label in enumerate(self._sets)}
-        rows = zip(self.table.paths, self.table.labels, self.table.splits, strict=True)
-        return [(str(self.root / path), places[label]) for path, label, split in rows if split == name]
+        return [(str(self.root / row.path), places[row.label]) for row in self.rows if row.split == name]
 
     @cached_property
     def _groups(self) -> dict[str, str]:
         """The group of each image by its path; empty without groups."""
-        if self.table is None or not self.table.groups:
+        if self.asked.labels is None:
             return {}
-        paths = [str(self.root / path) for path in self.table.paths]
-        return dict(zip(paths, self.table.groups, strict=True))
+        return {str(self.root / row.path): row.group for row in self.rows if row.group}
 
-    def _warn_of_shared_groups(self, train: Sequence[Sample], val: Sequence[Sample]) -> None:
-        learned, held = ({self._groups[path] for path, _ in side if self._groups} for side in (train, val))
-        if shared := sorted(learned & held):
-            rank_zero_info(f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}")
+    def _divide(self, samples: Sequence[Sample], folds: int, fold: int) -> tuple[list[Sample], list[Sample]]:
+        """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates; no group parts.
 
+        If an image may have several classes, the sets of them that fewer than `folds` images have count as one.
 
-def divide(
-    samples: Sequence[Sample], groups: Mapping[str, str], folds: int, fold: int, seed: int, rare: bool = False
-) -> tuple[list[Sample], list[Sample]]:
-    """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates.
+        Raises:
+            UserError: no class, or not the groups, can be divided so.
+        """
+        from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    Args:
-        groups: each image's group by its path; no group is divided. Empty without groups.
-        rare: divide all images together whose label fewer than `folds` images have.
-
-    Raises:
-        UserError: no class, or not the groups, can be divided so.
-    """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
-    kind = StratifiedGroupKFold if groups else StratifiedKFold
-    labels = np.array([label for _, label in samples])
-    if groups and (count := len({groups[path] for path, _ in samples})) < folds:
-        raise UserError(f"{count} groups cannot be divided into {folds} folds: lower --data.folds to {count}")
-    if rare:
-        labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
-    of_samples = [groups[path] for path, _ in samples] if groups else None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-            train, held = [*kind(folds, shuffle=True, random_state=seed).split(labels, labels, of_samples)][fold]
-    except ValueError as error:
-        raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
-    return [samples[index] for index in train], [samples[index] for index in held]
+        groups = [self._groups[path] for path, _ in samples] if self._groups else None
+        if groups and len({*groups}) < folds:
+            count = len({*groups})
+            raise UserError(f"{count} groups cannot be divided into {folds} folds: lower --data.folds to {count}")
+        labels = np.array([label for _, label in samples])
+        if self.asked.multi_label:
+            labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
+        kind = StratifiedGroupKFold if groups else StratifiedKFold
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
+                train, held = [*kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)][fold]
+        except ValueError as error:
+            raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
+        return [samples[index] for index in train], [samples[index] for index in held]
