@@ -32,7 +32,7 @@ def check_numbers(given: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0 trains nothing")
-    if (given.accumulate_grad_batches or 1) < 1:
+    if given.accumulate_grad_batches is not None and given.accumulate_grad_batches < 1:
         raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
     if interval is not None and not isinstance(interval, int | float):
