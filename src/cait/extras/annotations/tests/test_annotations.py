@@ -144,12 +144,12 @@ REFUSED = [
     (f"path,label,split\n{ONE},a,dev\n", "line 2: split is train, val or test, not 'dev'"),
     ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png (line 2)"),
     ("path,label\n../x.png,a\n", "../x.png is not below data/digits"),
-    (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (line 3)"),
+    (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (2 times)"),
     (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
     (f"path,label\n{ONE},a\n{TWO},b\n", "is the only image of its class"),
     (f"path,label,split\n{ONE},a,train\n{TWO},b,val\n", "no training images are left of the class b"),
     (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
-    (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "two groups are needed to hold one out"),
+    (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "2 images cannot be divided into 1 folds"),
     (f"path,label\n{ONE},a\n{TWO},K\udce4se\n", "line 3: the label K�se is not UTF-8"),
 ]
 SEVERAL = [
