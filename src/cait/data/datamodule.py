@@ -203,6 +203,8 @@ class ImageNetDataModule(LightningDataModule):
             self.prepare_data()
         elif stage == "fit":
             self.share_batch(self.trainer)
+        if self.num_classes != (listed := len(self.source.class_names)):
+            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
         images = len(train) + len(val)
         self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images))
