@@ -402,5 +402,7 @@ def test_damaged_images_are_replaced_listed_and_end_the_run_if_they_are_many(
         data.unreadable.note("another", "cannot read it")
     strict = ImageNetDataModule(**settings, max_bad_share=0)
     strict.setup("fit")
-    with pytest.raises(UserError, match=r"1 images cannot be read, 0 are allowed: .*raise --data.max_bad_share"):
+    with pytest.raises(
+        UserError, match=r"1 images cannot be read, 0 are allowed: .*to go on without them give --data.max_bad_share 0"
+    ):
         list(strict.train_dataloader())

@@ -237,7 +237,7 @@ def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Pa
     refused = cait("fit", *common, "--run_name=strict", "--data.max_bad_share=0.005")
     assert refused.returncode == 2
     assert "6 images cannot be read, 5 are allowed: " in refused.stderr
-    assert "to go on without them raise --data.max_bad_share" in refused.stderr
+    assert "to go on without them give --data.max_bad_share 0." in refused.stderr
 
 
 def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -182,6 +183,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # which says that 0 is white
+        pixels = white - pixels
     grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
     return Image.fromarray(grey.astype(np.uint8))
 
@@ -207,10 +210,11 @@ class UnreadableImages:
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
         limit: how many images may be unreadable before the run fails.
+        images: how many there are.
     """
 
-    def __init__(self, path: Path | None, limit: int) -> None:
-        self.path, self.limit = path, limit
+    def __init__(self, path: Path | None, limit: int, images: int) -> None:
+        self.path, self.limit, self.images = path, limit, images
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 
@@ -245,5 +249,7 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            remedy = "to go on without them raise --data.max_bad_share"
-            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}; {remedy}")
+            # Twice as many, because the run has not met all of them yet.
+            share = math.ceil(200 * count / self.images) / 100
+            remedy = f"; to go on without them give --data.max_bad_share {share:g}" if share < 1 else ""
+            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")
