@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-CALLBACK_SETTINGS = {"monitor": "contrib.monitor.callback:Monitor"}
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""
 

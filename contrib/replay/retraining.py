@@ -49,8 +49,6 @@ class ReplayCLI(CaiTCLI):
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
         self.config.fit.ckpt_path = None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
-        if "monitor" in plugins.merged("CALLBACK_SETTINGS"):  # it changes no step, and would write
-            self.config.fit.monitor.every_n_steps = None
 
     def _meet(self) -> None:
         """Nothing to agree on: each process finds the same checkpoint."""
@@ -77,7 +75,6 @@ class ReplayCLI(CaiTCLI):
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if sys.stdout.isatty():
-            callbacks += [make() for make in plugins.of_kind("progress_bar")]
             kwargs["enable_progress_bar"] = True
         named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)

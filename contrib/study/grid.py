@@ -12,6 +12,7 @@ from cait.errors import UserError, did_you_mean, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text
 
+MONITOR = "contrib.monitor.callback.Monitor"
 GRID = Path(__file__).with_name("grid.yaml")
 PLACES_DEPTH = 12
 
@@ -60,8 +61,9 @@ class Grid:
             self._chosen = content["sizes"][size]
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            measured = {"monitor.every_n_steps": int(base["monitor_every_n_steps"])}
-            self._measured = measured if "monitor" in plugins.merged("CALLBACK_SETTINGS") else {}
+            every = int(base["monitor_every_n_steps"])
+            measured = [f"--trainer.callbacks+={MONITOR}", f"--trainer.callbacks.every_n_steps={every}"]
+            self._measured = measured if "monitor" in plugins.extras() else []
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
         except OSError as error:
@@ -94,8 +96,8 @@ class Grid:
 
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
-        settings = self.base | run.settings | {"seed_everything": run.seed} | self._measured
-        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._more]
+        settings = self.base | run.settings | {"seed_everything": run.seed}
+        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._measured, *self._more]
 
 
 @functools.cache

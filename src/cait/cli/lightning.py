@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -18,9 +19,7 @@ from jsonargparse import ArgumentError, get_loader, set_loader
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
@@ -45,11 +44,27 @@ from cait.train.step_seed import StepSeed
 set_loader("yaml", yaml_reader.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
-FALSE_ALARMS = (
+# Lightning says these at every start or resume. The user cannot change what they report, or has asked for it.
+NOISE = (
+    "💡 Tip",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Loading `train_dataloader`",
+    "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
+)
+WARNINGS = (
     "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
     "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+    r".*LeafSpec.* is deprecated",
+    r".*does not have many workers",
+    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
+    r"Checkpoint directory .* exists and is not empty",
+    r".*Experiment logs directory .* exists and is not empty",
+    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
+    r".*number of training batches .* is smaller than the logging interval",
 )
-"""Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
 OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
@@ -105,7 +120,6 @@ class CaiTCLI(LightningCLI):
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
-    _not_made: str | None = None
 
     @failures.in_one_line()
     def __init__(
@@ -113,10 +127,7 @@ class CaiTCLI(LightningCLI):
     ) -> None:
         self.configs = configs or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
-        for quieten in plugins.of_kind("quieten"):
-            quieten()
-        for message in FALSE_ALARMS:
-            warnings.filterwarnings("ignore", message=message)
+        _hide_noise()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
@@ -149,10 +160,6 @@ class CaiTCLI(LightningCLI):
         for setting in (*SETTINGS, *plugins.settings()):
             if not setting.verbs or VERBS[self.arguments[0]] in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
-        for name, path in plugins.merged("CALLBACK_SETTINGS").items():
-            parser.add_lightning_class_args(plugins.load(path), name)
-        for kind in (Callback, Logger):
-            parser.add_instantiator(self._make, kind)
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
@@ -162,24 +169,15 @@ class CaiTCLI(LightningCLI):
         shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
         shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
 
-    def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a callback or a logger that a setting names."""
-        try:
-            return kind(*args, **kwargs)
-        except Exception as error:
-            reason = one_line(error) or type(error).__name__
-            self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
-            raise
-
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except Exception as error:  # jsonargparse's own message would be long
-            if self._not_made is not None:
-                raise UserError(self._not_made) from error
+        except ImportError as error:  # a logger's package that is not installed
+            raise UserError(one_line(error)) from error
+        except ValueError as error:  # jsonargparse's own message would be long
             from cait.guards import refusals
 
-            if isinstance(error, ValueError) and (reason := refusals.cannot_make(str(error))):
+            if reason := refusals.cannot_make(str(error)):
                 raise UserError(reason) from error
             raise
 
@@ -197,26 +195,15 @@ class CaiTCLI(LightningCLI):
 
             words = [VERBS[self.arguments[0]], *self.arguments[1:]]
             raise UserError(refusals.explain(str(error), words, self._known())) from error
-        seed = self.config[self.config.subcommand].seed_everything
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
-            raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
         if self.config.subcommand == "fit":
             trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
             self._check_saved()
 
     def _check_saved(self) -> None:
         """Refuse settings that a resumed run could not read back from its config.yaml."""
-        parser = self._parser("fit")
-        try:
-            text = parser.dump(self.config.fit, skip_none=False)
-            lost = re.search(r"(\S+): Unable to serialize instance (.*)", text)
-            if "class_path:" in text and not lost:  # only classes may bring values of types that YAML does not have
-                parser.parse_string(text)
-        except (ValueError, ArgumentError) as error:
-            raise UserError(f"config.yaml could not give these settings back: {one_line(error)}") from error
-        if lost:
-            of = (re.findall(r"class_path: (\S+)", text[: lost.start()]) or ["a setting"])[-1]
-            raise UserError(f"config.yaml cannot hold {lost[1]} of {of}, {lost[2]}: take text or a number instead")
+        for line in self._parser("fit").dump(self.config.fit, skip_none=False).splitlines():
+            if "Unable to serialize instance" in line:
+                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -229,18 +216,16 @@ class CaiTCLI(LightningCLI):
             UserError: it is no configuration.
         """
         found = self.configs.get(path) or configurations.read(path)
-        if path.name != rundir.CONFIG and found.limit is None:
-            configurations.settings(path, found.text)
-            return None
-        from cait.cli import saved
-
-        config, known = saved.read(path, found.text), self._known()
+        config = configurations.settings(path, found.text)
         if path.name == rundir.CONFIG:
-            strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
-            config, left_out = saved.without_absent(config, known, strategies)
-            if left_out := [name for name in left_out if name not in {setting.name for setting in plugins.settings()}]:
+            from cait.cli import saved
+
+            config, left_out = saved.without_absent(config, self._known())
+            if left_out:
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
-        return found.limit(config, known) if found.limit else config
+        elif found.limit is None:
+            return None
+        return found.limit(config, self._known()) if found.limit else config
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -301,17 +286,12 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
-        if given.barebones:
-            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
         trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
-        if any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks)):
-            pass  # the user's own
-        elif not sys.stdout.isatty():  # a bar would fill a log
+        has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
+        if not (has_own_bar or sys.stdout.isatty()):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
-        elif given.enable_progress_bar is not False:
-            callbacks += [make() for make in plugins.of_kind("progress_bar")]
         if self.subcommand == "fit":
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
@@ -332,15 +312,11 @@ class CaiTCLI(LightningCLI):
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
+        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
         if path := plugins.merged("STRATEGIES").get(str(config["strategy"]).lower()):  # Lightning does not know it
             config["strategy"] = plugins.load(path)()
-        added = tuple(map(plugins.load, plugins.merged("CALLBACK_SETTINGS").values()))
-        # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
-        config["callbacks"][:0] = [callback for callback in callbacks if isinstance(callback, added) and callback.is_on]
-        callbacks = [callback for callback in callbacks if not isinstance(callback, added)]
         return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
@@ -408,6 +384,14 @@ def _code_version() -> str:
     files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
     digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
     return f"{cait.__version__} ({digest.hexdigest()[:16]})"
+
+
+def _hide_noise() -> None:
+    for message in WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(package).handlers:
+            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from lightning.pytorch.callbacks import Callback
 from rich.table import Table
 
-from cait.cli.evaluate import Row, Scores
+from cait.cli.evaluate import Scorer, Scores
 from cait.errors import console
 from cait.extras import scores
 
@@ -15,17 +12,8 @@ MOST = 30
 """The table shows at most so many classes, those with the lowest average precision."""
 
 
-class ByClass(Callback):
-    """A `cait.cli.evaluate.Scorer` that adds a table to the screen, and nothing to the scores."""
-
-    def __init__(self) -> None:
-        self.scores: dict[str, Scores] = {}
-
-    def extend(self, result: Scores) -> None:
-        """Do nothing: the metrics of the task have each class."""
-
-    def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
-        return ()
+class ByClass(Scorer):
+    """It adds a table to the screen, and nothing to the scores: the metrics of the task have each class."""
 
     def show(self, result: Scores) -> None:
         """Print average precision, F1 and threshold of each class, of the weights that predict."""

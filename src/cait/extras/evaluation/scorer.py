@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from cait.cli.evaluate import Row, Scores, Scoring
+from cait.cli.evaluate import Row, Scorer, Scores, Scoring
 from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.evaluation import calibration, report
@@ -34,7 +33,7 @@ from cait.extras.evaluation.real_labels import is_imagenet, real_labels
 from cait.train.ema import EMA
 
 
-class Evaluation(Callback):
+class Evaluation(Scorer):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
     It comes after `EMA` among the callbacks because it reads the average's logits there.

@@ -8,32 +8,23 @@ from typing import Any
 from cait.plugins import Run
 
 
-def quieten() -> None:
-    """Hide what Lightning says at every start."""
-    from cait.extras.screen.progress import hide_noise
-
-    hide_noise()
-
-
-def progress_bar() -> Any:
-    """The bar of a terminal."""
-    from cait.extras.screen.progress import RunProgressBar
-
-    return RunProgressBar()
-
-
 def callbacks(run: Run) -> list[Any]:
     """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
+    from lightning.pytorch.callbacks import ProgressBar
+
     from cait.errors import console
     from cait.extras.clock import Clock
     from cait.extras.gmacs import ForwardCost
     from cait.extras.screen.banner import Banner
     from cait.extras.screen.findings import Findings
-    from cait.extras.screen.progress import EpochLines
+    from cait.extras.screen.progress import EpochLines, RunProgressBar
     from cait.extras.screen.summary import RunSummary
 
     shown: list[Any] = [clock := Clock()]
     if run.trainer.enable_progress_bar is not False:
+        named = run.trainer.callbacks if isinstance(run.trainer.callbacks, list) else [run.trainer.callbacks]
+        if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in named):
+            shown.append(RunProgressBar())
         shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any
 
 import torch
@@ -31,35 +29,6 @@ WIDE = 115
 """On a terminal with at least this many columns the bar is long and shows the speed."""
 WIDE_BAR, NARROW_BAR = 20, 6
 SPEED = len("123.45it/s")
-
-# Lightning says these at every start. The user cannot change what they report, or has asked for it.
-NOISE = (
-    "💡 Tip",
-    "GPU available: False",
-    "TPU available: False",
-    "Seed set to",
-    "Loading `train_dataloader`",
-    "Trainer already configured with model summary",
-    "`Trainer.fit` stopped: `max_",  # the summary says it
-)
-WARNINGS = (
-    r".*LeafSpec.* is deprecated",
-    r".*does not have many workers",
-    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
-    r"Checkpoint directory .* exists and is not empty",
-    r".*Experiment logs directory .* exists and is not empty",
-    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
-    r".*number of training batches .* is smaller than the logging interval",
-)
-
-
-def hide_noise() -> None:
-    """Hide the messages that `NOISE` and `WARNINGS` list."""
-    for message in WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for package in ("lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(package).handlers:
-            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
 
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:

@@ -67,7 +67,7 @@ def _readable(names: Sequence[str]) -> Iterator[Path]:
 
 def settings(folder: Path) -> Settings:
     """The run's config.yaml as {"model.lr": 0.001, ...}, without its own name and places."""
-    found = flatten(saved.read(rundir.config(folder)))
+    found = flatten(saved.of_run(folder))
     return {name: value for name, value in found.items() if name not in NOT_SETTINGS}
 
 

@@ -190,7 +190,7 @@ def test_a_run_is_taken_out_raw_and_averaged(
         (["b"], "nothing to export"),
         (["c"], "logs/c/config.yaml is missing"),
         (["c", "--format=release", "--ema"], "best.ckpt holds no moving average"),
-        (["d", "--format=release"], "last.ckpt does not say what its network is: 'name' is missing"),
+        (["d", "--format=release"], "last.ckpt: hyper_parameters.name cannot be used: it is missing"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(["export", *arguments])

@@ -16,7 +16,7 @@ from cait.errors import UserError
 from cait.extras import curves
 
 HERE = ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
-MEASURES = "monitor" in plugins.merged("CALLBACK_SETTINGS")
+MEASURES = "monitor" in plugins.extras()
 MAPS = {
     *("branch_ratio", "activation_rms", "gamma_median", "grad_norm", "update_cosine", "update_ratio"),
     "input_grad_norm",
@@ -29,7 +29,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     place = tmp_path_factory.mktemp("plots")
     few = [f"--data.root={digits_root}", *HERE, "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=2"]
     watched = ["--trainer.max_epochs=3", "--ema.decay=0.9", "--run_name=watched"]
-    watched += ["--monitor.every_n_steps=3"] if MEASURES else []
+    if MEASURES:
+        watched += ["--trainer.callbacks+=contrib.monitor.callback.Monitor", "--trainer.callbacks.every_n_steps=3"]
     short = ["--trainer.max_steps=4", "--run_name=short", "--model.lr=1e-4", "--model.label_smoothing=0.2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -102,7 +103,7 @@ def test_a_run_that_was_not_watched_has_curves_and_a_hint(capsys: pytest.Capture
     capsys.readouterr()
     main(["plot", "short", f"--output={tmp_path / 'here'}"])
     *hints, _ = capsys.readouterr().out.splitlines()
-    hint = "curves alone: logs/short/monitor.csv is missing: only a run with --monitor.every_n_steps N writes it"
+    hint = "curves alone: logs/short/monitor.csv is missing: only a run with the callback Monitor writes it"
     assert hints == [hint] * MEASURES
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["curves.png"]
     figure = curves.draw({"short": curves.read(Path("logs/short"))})
