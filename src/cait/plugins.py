@@ -28,13 +28,10 @@ KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
     "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
-    "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
-    "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
-    "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
@@ -53,8 +50,7 @@ KINDS = {
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
-    "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
-    "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
+    "scorers": "(scoring) -> Scorer: what `cait eval` has beyond loss and accuracy; see cait.cli.evaluate",
     "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.extras.exporting',
 }
 
