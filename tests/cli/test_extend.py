@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
-from harness import DEVICES, REPO, Cait, checkpoint, rows, slow, start
+from harness import DEVICES, REPO, Cait, checkpoint, rows, start
 from runs import assert_same, wait_for_steps
 
 RUN = [
@@ -25,36 +25,18 @@ RUN = [
     "--ema.decay=0.9",
     "--model.warmup_epochs=0",
 ]
-NETWORKS: dict[str, dict] = {
-    "own": dict(
-        model=dict(
-            name="own_parts:Net",
-            fields=dict(width=8),
-            optimizer="sgd",
-            optimizer_args=dict(momentum=0.9, nesterov=True),
-            metrics=dict(f1="own_parts:macro_f1"),
-            lr=0.05,
-        ),
-        data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
-        best_metric="val/f1",
+OWN = dict(
+    model=dict(
+        name="own_parts:Net",
+        fields=dict(width=8),
+        optimizer="sgd",
+        optimizer_args=dict(momentum=0.9, nesterov=True),
+        metrics=dict(f1="own_parts:macro_f1"),
+        lr=0.05,
     ),
-    "vit": dict(
-        model=dict(
-            name="timm/vit_tiny_patch16_224",
-            fields=dict(patch_size=4, depth=2, embed_dim=48, num_heads=3),
-            optimizer="lamb",
-            loss="bce",
-            label_smoothing=0.0,
-            lr=0.01,
-            drop_path_rate=0.1,
-        ),
-        data=dict(batch_size=64, num_workers=1),
-    ),
-    "convnet": dict(
-        model=dict(name="timm/test_convnext", fields=None, optimizer="muon", loss="own_parts:CrossEntropy", lr=0.005),
-        data=dict(batch_size=64, num_workers=1, img_size=32),
-    ),
-}
+    data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
+    best_metric="val/f1",
+)
 
 
 @pytest.fixture
@@ -65,9 +47,8 @@ def own(cait: Cait, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", *slow("vit", "convnet")])
-def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, own: Path, cait: Cait) -> None:
-    (own / "mine.yaml").write_text(yaml.safe_dump(NETWORKS[kind]))
+def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(own: Path, cait: Cait) -> None:
+    (own / "mine.yaml").write_text(yaml.safe_dump(OWN))
     fit = ["fit", f"--config={REPO / 'configs/digits.yaml'}", "--config=mine.yaml", *RUN]
 
     whole = cait(*fit, "--run_name=whole")
@@ -87,12 +68,10 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     assert scores["raw"]["acc1"] == pytest.approx(max(float(row["val/acc1"]) for row in last), abs=1e-3)
     losses = [float(row["train/loss"]) for row in rows(own / "logs/cut") if row["train/loss"]]
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
-    assert scores["ema"]["images"] == (597 if kind == "own" else 360)
-    if kind == "own":
-        assert "val/f1" in whole.stdout or "f1" in whole.stdout
-        assert scores["raw"]["f1"] == pytest.approx(max(float(row["val/f1"]) for row in last), abs=1e-5)
-        assert "best  " in whole.stdout
-        assert scores["class_names"][:2] == ["zero", "one"]
+    assert scores["ema"]["images"] == 597
+    assert "f1" in whole.stdout
+    assert scores["raw"]["f1"] == pytest.approx(max(float(row["val/f1"]) for row in last), abs=1e-5)
+    assert scores["class_names"][:2] == ["zero", "one"]
 
     images = own / "data/digits/val/3"
     predicted = cait("predict", "cut", str(images), "--format=csv", "--output=predictions.csv")
@@ -100,19 +79,11 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     with (own / "predictions.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))
 
-    size = 32 if kind == "convnet" else 16
     exported = cait("export", "cut", "--format=onnx")
     assert exported.returncode == 0, exported.stderr
     session = onnxruntime.InferenceSession(own / "logs/cut/export/model.onnx")
-    logits = session.run(["logits"], {"images": np.zeros((3, 3, size, size), np.float32)})[0]
+    logits = session.run(["logits"], {"images": np.zeros((3, 3, 16, 16), np.float32)})[0]
     assert logits.shape == (3, 10)
-    if kind != "own":
-        assert cait("export", "cut").returncode == 0
-        import timm
-
-        read = timm.create_model(f"local-dir:{own / 'logs/cut/export/timm'}", pretrained=True).eval()
-        with torch.no_grad():
-            torch.testing.assert_close(read(torch.zeros(3, 3, size, size)).numpy(), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from cait.settings import Settings, flatten
 
 PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "trainer?": dict}
 """What verbs read in a run's configuration."""
-OFF = (None, False, [], {})
+OFF: tuple[Any, ...] = (None, False, [], {})
 
 
 def without_absent(config: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
