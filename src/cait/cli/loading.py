@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable
-from cait.guards import configurations
 from cait.run import rundir
-from cait.settings import Settings, flatten
+from cait.settings import Settings
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -78,14 +77,11 @@ def load(
     return module
 
 
-def device(folder: Path | None) -> Any:
-    """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
+def device() -> Any:
+    """The accelerator of this machine, or its CPU."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    settings = flatten(configurations.settings(rundir.config(folder))) if folder else {}
-    on_cpu = accelerator is None or settings.get("trainer.accelerator") == "cpu"
-    return torch.device("cpu") if on_cpu else accelerator
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:

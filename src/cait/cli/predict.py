@@ -45,7 +45,7 @@ def predict(arguments: list[str], program: Program) -> None:
         raise UserError("no names on standard input")
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-        _write(loaded, paths, loading.device(folder), given)
+        _write(loaded, paths, loading.device(), given)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
