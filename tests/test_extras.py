@@ -106,7 +106,7 @@ def words_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", EXTRAS + CONTRIB)
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
-    names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
+    names = {name, *getattr(extra, "VERBS", {})}
     names |= {key for kind in ("STRATEGIES", "ATTENTION_BACKENDS", "STEMS") for key in getattr(extra, kind, {})}
     names |= {setting.name for setting in getattr(extra, "SETTINGS", [])}
     for path in CORE:

@@ -279,17 +279,6 @@ def test_an_unknown_metric_of_validation_is_told_before_training(
     fit("--trainer.max_epochs=1")  # the run's name stays free
 
 
-def test_another_unknown_metric_is_told_after_the_first_validation_and_nothing_is_lost(
-    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told = refused(capfd, lambda: fit("--trainer.max_epochs=2", "--best_metric=accuracy"))
-    assert "--best_metric accuracy: there is no such metric, only" in told
-    assert all(name in told for name in ("train/loss", "val/acc1", "lr"))
-    mine = tmp_path / "logs/mine"
-    main(["resume", "mine", "--best_metric=val/acc1"])
-    assert checkpoint(mine)["global_step"] == 4
-
-
 def test_a_subclass_of_the_average_keeps_its_part_of_the_checkpoint() -> None:
     class Mine(EMA):
         pass

@@ -83,7 +83,6 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     program = Program(module, data, sys.argv[0] if module or data else None)
     try:
-        cores.open_streams()
         _print_any_name()
         _run(argv, program)
         sys.stdout.flush()
@@ -132,7 +131,6 @@ def _run(argv: list[str], program: Program) -> None:
         return
     if not sys.flags.safe_path and (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # `my_file:thing` is found beside logs/
-    cores.check_numbers()
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
         meant = OTHER_NAMES.get(name)
@@ -143,6 +141,4 @@ def _run(argv: list[str], program: Program) -> None:
 
         rest = files_first(rest)
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    with cores.importing():
-        function = known[name].load()
-    function(rest, program)
+    known[name].load()(rest, program)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback
 from rich.table import Table
 
-from cait import cores, disk, plugins
+from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
@@ -83,9 +83,8 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         settings = [*_settings_of(folder, given, program.processes.several()), *given]
-    with cores.importing():
-        from cait.cli.lightning import CaiTCLI
-        from cait.guards import trust
+    from cait.cli.lightning import CaiTCLI
+    from cait.guards import trust
 
     class ScoringCLI(CaiTCLI):
         def validate(self, **arguments: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cait import cores
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError, to_type
 from cait.run import rundir
@@ -26,8 +25,7 @@ def fit(arguments: list[str], program: Program) -> None:
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
         arguments = ["--help"]
     settings = replaced("fit", arguments, program)
-    with cores.importing():
-        from cait.cli.lightning import CaiTCLI
+    from cait.cli.lightning import CaiTCLI
 
     CaiTCLI(["fit", *settings], program)
 
@@ -40,9 +38,9 @@ def resume(arguments: list[str], program: Program) -> None:
     trusted, given = split_trust(arguments)
     folder, given = split_run("resume", given)
     arguments = _continue(folder, given, program)
-    with cores.importing():
-        from cait.cli.lightning import CaiTCLI
-        from cait.guards import trust
+    from cait.cli.lightning import CaiTCLI
+    from cait.guards import trust
+
     with trust.only_known(arguments, given, trusted, True, program.processes.of_first) as configs:
         CaiTCLI(arguments, program, configs)
 

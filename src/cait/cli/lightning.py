@@ -172,8 +172,6 @@ class CaiTCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except ImportError as error:  # a logger's package that is not installed
-            raise UserError(one_line(error)) from error
         except ValueError as error:  # jsonargparse's own message would be long
             from cait.guards import refusals
 

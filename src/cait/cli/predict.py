@@ -205,7 +205,7 @@ def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, to
             best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
         found = [*itertools.chain(*best)] or [""] * 2 * places
-        writer.writerow(disk.cells([path, *found, row.get("error", "")]))
+        writer.writerow([path, *found, row.get("error", "")])
 
 
 def _jsonl(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
