@@ -104,32 +104,3 @@ def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Pa
     assert torch.allclose(
         checkpoint(own / "logs/own")["callbacks"]["EMA"]["head.weight"], first["head.weight"], atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, cait: Cait) -> None:
-    common = [f"--config={REPO / 'configs/digits.yaml'}", *RUN, "--trainer.max_epochs=1", "--model.name=own_parts:Net"]
-    common += ["--model.fields=null", "--data.batch_size=64", "--data.num_workers=1"]
-    assert cait("fit", *common, "--run_name=first").returncode == 0
-    weights = own / "logs/first/checkpoints/last.ckpt"
-    taught = cait("fit", *common, "--run_name=taught", "--model.distillation=hard", f"--model.teacher={weights}")
-    assert taught.returncode == 0, taught.stderr
-    assert not any("teacher" in key for key in checkpoint(own / "logs/taught")["state_dict"])
-    # A run of this account's own names its network by itself, for another student too.
-    small = ["--model.name=xxs24", "--model.fields={embed_dim: 32, depth: 1, num_heads: 2, patch_size: 4}"]
-    other = cait("fit", *common, *small, "--run_name=other", "--model.distillation=hard", f"--model.teacher={weights}")
-    assert other.returncode == 0, other.stderr
-
-    # On three of the ten classes, in another order: the head's rows follow their classes by name.
-    for split in ("train", "val"):
-        for name in ("7", "0", "3"):
-            shutil.copytree(own / "data/digits" / split / name, own / "some" / split / name)
-    settings = [*common, "--run_name=some", "--data.root=some", f"--model.weights={weights}"]
-    begun = cait("fit", *settings, "--model.lr=0", "--model.min_lr=0", "--model.warmup_epochs=0")
-    assert begun.returncode == 0, begun.stderr
-    assert "the head's rows of 3 classes kept by name" in begun.stdout + begun.stderr
-    theirs, ours = (checkpoint(own / "logs" / name)["state_dict"] for name in ("first", "some"))
-    torch.testing.assert_close(ours["model.head.weight"], theirs["model.head.weight"][[0, 3, 7]])
-    xxs24 = cait("fit", *common, "--model.name=xxs24", "--run_name=not", f"--model.weights={weights}")
-    assert xxs24.returncode == 2
-    assert "is of another network" in xxs24.stderr
