@@ -12,7 +12,6 @@ from cait.errors import UserError, did_you_mean, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text
 
-MONITOR = "contrib.monitor.callback.Monitor"
 GRID = Path(__file__).with_name("grid.yaml")
 PLACES_DEPTH = 12
 
@@ -61,9 +60,10 @@ class Grid:
             self._chosen = content["sizes"][size]
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            every = int(base["monitor_every_n_steps"])
-            measured = [f"--trainer.callbacks+={MONITOR}", f"--trainer.callbacks.every_n_steps={every}"]
-            self._measured = measured if "monitor" in plugins.extras() else []
+            self._measured = []
+            if monitor := plugins.extras().get("monitor"):
+                self._measured.append(f"--trainer.callbacks+={monitor.__name__}.callback.Monitor")
+                self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
         except OSError as error:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch import Callback
 from rich.table import Table
 
 from cait import disk, plugins
@@ -51,8 +50,8 @@ class Row(NamedTuple):
     """The key of the same figure among those that others have published."""
 
 
-class Scorer(Callback):
-    """What an extra adds to `cait eval`, in any of these ways, and by counting in each validation."""
+class Scorer:
+    """What an extra adds to `cait eval`, in any of these ways. A subclass is a callback of Lightning's too."""
 
     scores: Mapping[str, Scores] = {}
     """What it has counted in the last validation, under "raw" and, if there is a moving average, "ema"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning.pytorch.callbacks import Callback
 from rich.table import Table
 
 from cait.cli.evaluate import Scorer, Scores
@@ -12,7 +13,7 @@ MOST = 30
 """The table shows at most so many classes, those with the lowest average precision."""
 
 
-class ByClass(Scorer):
+class ByClass(Scorer, Callback):
     """It adds a table to the screen, and nothing to the scores: the metrics of the task have each class."""
 
     def show(self, result: Scores) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -33,7 +34,7 @@ from cait.extras.evaluation.real_labels import is_imagenet, real_labels
 from cait.train.ema import EMA
 
 
-class Evaluation(Scorer):
+class Evaluation(Scorer, Callback):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
     It comes after `EMA` among the callbacks because it reads the average's logits there.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from lightning.pytorch.callbacks import Callback
+
 from cait.cli.evaluate import Scorer, Scores, Scoring
 from cait.extras.paper.rows import row_of
 
 
-class Published(Scorer):
+class Published(Scorer, Callback):
     """It adds the accuracies that the paper and timm publish of the network."""
 
     def __init__(self, scoring: Scoring) -> None:
