@@ -60,7 +60,7 @@ class Grid:
             self._chosen = content["sizes"][size]
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            self._measured = []
+            self._measured: list[str] = []
             if monitor := plugins.extras().get("monitor"):
                 self._measured.append(f"--trainer.callbacks+={monitor.__name__}.callback.Monitor")
                 self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
