@@ -34,7 +34,7 @@ def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
     with trust.only_own(False):
         checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
-    device = loading.device(run)
+    device = loading.device()
     data, network, task = loaded.data, loaded.network.to(device), loaded.task
     samples, start = data.source.val, len(str(data.root)) + 1
     data.predict_samples = samples

@@ -100,7 +100,7 @@ def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> Non
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
     """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
-    config = saved.read(rundir.config(runs[0]))
+    config = saved.of_run(runs[0])
     metric = config["best_metric"]
     mode = config["best_mode"] or best_mode(metric, config["model"].get("metrics") or {})
     found = [_scores(run, metric) for run in runs]

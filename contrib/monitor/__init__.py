@@ -2,7 +2,6 @@
 
 from cait.plugins import Verb
 
-CALLBACK_SETTINGS = {"monitor": "contrib.monitor.callback:Monitor"}
 VERBS = {
     "heat-maps": Verb("contrib.monitor.heat_maps:heat_maps", "draw the layers of a run: cait heat-maps NAME"),
 }

@@ -34,20 +34,16 @@ class Monitor(Callback):
 
     Args:
         every_n_steps: measure each n-th optimizer step, those that metrics.csv has with the same
-            trainer.log_every_n_steps; None measures nothing.
+            trainer.log_every_n_steps.
     """
 
-    def __init__(self, every_n_steps: int | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise UserError(f"monitor.every_n_steps must be at least 1 or null, got {every_n_steps}")
+    def __init__(self, every_n_steps: int) -> None:
+        if every_n_steps < 1:
+            raise UserError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
         self._path: Path | None = None
         self._step = -1
         self._forget()
-
-    @property
-    def is_on(self) -> bool:
-        return self.every_n_steps is not None
 
     def _forget(self) -> None:
         """Forget what was gathered for the last measured step."""
@@ -58,7 +54,7 @@ class Monitor(Callback):
         self._figures: dict[tuple[int, str, str], Tensor] = {}  # by layer, part and name
 
     def _measures(self, step: int) -> bool:
-        return self.every_n_steps is not None and (step + 1) % self.every_n_steps == 0
+        return (step + 1) % self.every_n_steps == 0
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         self._parts = branches.parts(pl_module.model)

@@ -77,7 +77,7 @@ def read(folder: Path) -> Tables:
     """The tables of a run's monitor.csv; a UserError if it was not monitored, or nothing is there yet."""
     path = folder / FILE
     found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
-    for row in curves.csv_rows(path, "only a run with --monitor.every_n_steps N writes it"):
+    for row in curves.csv_rows(path, "only a run with the callback Monitor writes it"):
         with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
             part, layer = row["part"], row["layer"]
             kind, label = (part, layer) if part in PARTS else (MODULES, part)

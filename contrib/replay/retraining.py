@@ -49,8 +49,6 @@ class ReplayCLI(CaiTCLI):
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
         self.config.fit.ckpt_path = None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
-        if "monitor" in plugins.merged("CALLBACK_SETTINGS"):  # it changes no step, and would write
-            self.config.fit.monitor.every_n_steps = None
 
     def _meet(self) -> None:
         """Nothing to agree on: each process finds the same checkpoint."""

@@ -60,8 +60,10 @@ class Grid:
             self._chosen = content["sizes"][size]
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            measured = {"monitor.every_n_steps": int(base["monitor_every_n_steps"])}
-            self._measured = measured if "monitor" in plugins.merged("CALLBACK_SETTINGS") else {}
+            self._measured: list[str] = []
+            if monitor := plugins.extras().get("monitor"):
+                self._measured.append(f"--trainer.callbacks+={monitor.__name__}.callback.Monitor")
+                self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
         except OSError as error:
@@ -94,8 +96,8 @@ class Grid:
 
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
-        settings = self.base | run.settings | {"seed_everything": run.seed} | self._measured
-        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._more]
+        settings = self.base | run.settings | {"seed_everything": run.seed}
+        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._measured, *self._more]
 
 
 @functools.cache

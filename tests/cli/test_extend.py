@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
-from harness import DEVICES, REPO, Cait, checkpoint, rows, slow, start
+from harness import DEVICES, REPO, Cait, checkpoint, rows, start
 from runs import assert_same, wait_for_steps
 
 RUN = [
@@ -25,36 +25,18 @@ RUN = [
     "--ema.decay=0.9",
     "--model.warmup_epochs=0",
 ]
-NETWORKS: dict[str, dict] = {
-    "own": dict(
-        model=dict(
-            name="own_parts:Net",
-            fields=dict(width=8),
-            optimizer="sgd",
-            optimizer_args=dict(momentum=0.9, nesterov=True),
-            metrics=dict(f1="own_parts:macro_f1"),
-            lr=0.05,
-        ),
-        data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
-        best_metric="val/f1",
+OWN = dict(
+    model=dict(
+        name="own_parts:Net",
+        fields=dict(width=8),
+        optimizer="sgd",
+        optimizer_args=dict(momentum=0.9, nesterov=True),
+        metrics=dict(f1="own_parts:macro_f1"),
+        lr=0.05,
     ),
-    "vit": dict(
-        model=dict(
-            name="timm/vit_tiny_patch16_224",
-            fields=dict(patch_size=4, depth=2, embed_dim=48, num_heads=3),
-            optimizer="lamb",
-            loss="bce",
-            label_smoothing=0.0,
-            lr=0.01,
-            drop_path_rate=0.1,
-        ),
-        data=dict(batch_size=64, num_workers=1),
-    ),
-    "convnet": dict(
-        model=dict(name="timm/test_convnext", fields=None, optimizer="muon", loss="own_parts:CrossEntropy", lr=0.005),
-        data=dict(batch_size=64, num_workers=1, img_size=32),
-    ),
-}
+    data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
+    best_metric="val/f1",
+)
 
 
 @pytest.fixture
@@ -65,9 +47,8 @@ def own(cait: Cait, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", *slow("vit", "convnet")])
-def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, own: Path, cait: Cait) -> None:
-    (own / "mine.yaml").write_text(yaml.safe_dump(NETWORKS[kind]))
+def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(own: Path, cait: Cait) -> None:
+    (own / "mine.yaml").write_text(yaml.safe_dump(OWN))
     fit = ["fit", f"--config={REPO / 'configs/digits.yaml'}", "--config=mine.yaml", *RUN]
 
     whole = cait(*fit, "--run_name=whole")
@@ -87,12 +68,10 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     assert scores["raw"]["acc1"] == pytest.approx(max(float(row["val/acc1"]) for row in last), abs=1e-3)
     losses = [float(row["train/loss"]) for row in rows(own / "logs/cut") if row["train/loss"]]
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
-    assert scores["ema"]["images"] == (597 if kind == "own" else 360)
-    if kind == "own":
-        assert "val/f1" in whole.stdout or "f1" in whole.stdout
-        assert scores["raw"]["f1"] == pytest.approx(max(float(row["val/f1"]) for row in last), abs=1e-5)
-        assert "best  " in whole.stdout
-        assert scores["class_names"][:2] == ["zero", "one"]
+    assert scores["ema"]["images"] == 597
+    assert "f1" in whole.stdout
+    assert scores["raw"]["f1"] == pytest.approx(max(float(row["val/f1"]) for row in last), abs=1e-5)
+    assert scores["class_names"][:2] == ["zero", "one"]
 
     images = own / "data/digits/val/3"
     predicted = cait("predict", "cut", str(images), "--format=csv", "--output=predictions.csv")
@@ -100,19 +79,11 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     with (own / "predictions.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))
 
-    size = 32 if kind == "convnet" else 16
     exported = cait("export", "cut", "--format=onnx")
     assert exported.returncode == 0, exported.stderr
     session = onnxruntime.InferenceSession(own / "logs/cut/export/model.onnx")
-    logits = session.run(["logits"], {"images": np.zeros((3, 3, size, size), np.float32)})[0]
+    logits = session.run(["logits"], {"images": np.zeros((3, 3, 16, 16), np.float32)})[0]
     assert logits.shape == (3, 10)
-    if kind != "own":
-        assert cait("export", "cut").returncode == 0
-        import timm
-
-        read = timm.create_model(f"local-dir:{own / 'logs/cut/export/timm'}", pretrained=True).eval()
-        with torch.no_grad():
-            torch.testing.assert_close(read(torch.zeros(3, 3, size, size)).numpy(), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -133,32 +104,3 @@ def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Pa
     assert torch.allclose(
         checkpoint(own / "logs/own")["callbacks"]["EMA"]["head.weight"], first["head.weight"], atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, cait: Cait) -> None:
-    common = [f"--config={REPO / 'configs/digits.yaml'}", *RUN, "--trainer.max_epochs=1", "--model.name=own_parts:Net"]
-    common += ["--model.fields=null", "--data.batch_size=64", "--data.num_workers=1"]
-    assert cait("fit", *common, "--run_name=first").returncode == 0
-    weights = own / "logs/first/checkpoints/last.ckpt"
-    taught = cait("fit", *common, "--run_name=taught", "--model.distillation=hard", f"--model.teacher={weights}")
-    assert taught.returncode == 0, taught.stderr
-    assert not any("teacher" in key for key in checkpoint(own / "logs/taught")["state_dict"])
-    # A run of this account's own names its network by itself, for another student too.
-    small = ["--model.name=xxs24", "--model.fields={embed_dim: 32, depth: 1, num_heads: 2, patch_size: 4}"]
-    other = cait("fit", *common, *small, "--run_name=other", "--model.distillation=hard", f"--model.teacher={weights}")
-    assert other.returncode == 0, other.stderr
-
-    # On three of the ten classes, in another order: the head's rows follow their classes by name.
-    for split in ("train", "val"):
-        for name in ("7", "0", "3"):
-            shutil.copytree(own / "data/digits" / split / name, own / "some" / split / name)
-    settings = [*common, "--run_name=some", "--data.root=some", f"--model.weights={weights}"]
-    begun = cait("fit", *settings, "--model.lr=0", "--model.min_lr=0", "--model.warmup_epochs=0")
-    assert begun.returncode == 0, begun.stderr
-    assert "the head's rows of 3 classes kept by name" in begun.stdout + begun.stderr
-    theirs, ours = (checkpoint(own / "logs" / name)["state_dict"] for name in ("first", "some"))
-    torch.testing.assert_close(ours["model.head.weight"], theirs["model.head.weight"][[0, 3, 7]])
-    xxs24 = cait("fit", *common, "--model.name=xxs24", "--run_name=not", f"--model.weights={weights}")
-    assert xxs24.returncode == 2
-    assert "is of another network" in xxs24.stderr

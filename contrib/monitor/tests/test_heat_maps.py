@@ -78,7 +78,7 @@ def test_a_single_step_and_equal_values_can_be_drawn(number: str, tmp_path: Path
 
 
 def test_a_run_without_figures_is_told_why(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"monitor.csv is missing: only a run with --monitor.every_n_steps N writes it"):
+    with pytest.raises(UserError, match=r"monitor.csv is missing: only a run with the callback Monitor writes it"):
         draw(tmp_path)
     for content in (b"", b"step,layer,part,name,value\n1,2,sa", b"\x00\xff\n"):  # it may not have come so far
         (tmp_path / "monitor.csv").write_bytes(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 from contextlib import suppress
@@ -42,6 +41,8 @@ VERBS = {
         "[--top_k K] [--output FILE] [--raw]",
     ),
 }
+OTHER_NAMES = {"train": "fit", "validate": "eval", "test": "eval"}
+"""What people type for a verb."""
 
 
 def verbs() -> dict[str, Verb]:
@@ -82,37 +83,41 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     program = Program(module, data, sys.argv[0] if module or data else None)
     try:
-        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-            # File names may be no text. A terminal of another encoding lacks some of our letters.
-            is_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
-            with suppress(OSError):  # somebody has replaced the file below
-                sys.stdout.reconfigure(errors="surrogateescape" if is_unicode else "replace")
+        _print_any_name()
         _run(argv, program)
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
-        # Lightning turns a KeyboardInterrupt into a SystemExit after the run has said what to type next. rich turns a
-        # BrokenPipeError into one.
-        cause = error.__context__ if isinstance(error, SystemExit) else error
-        if isinstance(cause, KeyboardInterrupt):
-            if error is cause:
-                print("cait: interrupted", file=sys.stderr)
-            raise SystemExit(130) from None
-        if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
-            cores.discard(sys.stdout)  # for the flush at the interpreter's end
-            raise SystemExit(141) from None
+        _end(error)
         raise
     except Exception as error:
-        line = _line(error)
-        if line is None:
+        known = error if isinstance(error, UserError) else of_system(error)
+        if known is None:
             raise
+        line = printable(str(known))
         print(f"cait: error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 
-def _line(error: Exception) -> str | None:
-    """What the user reads about an error; None if it is not the user's."""
-    known = error if isinstance(error, UserError) else of_system(error)
-    return None if known is None else printable(str(known))
+def _print_any_name() -> None:
+    """Let file names be printed that are no text, or whose letters the terminal lacks."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        is_unicode = sys.stdout.encoding.lower().startswith("utf")
+        with suppress(OSError):  # somebody has replaced the file below
+            sys.stdout.reconfigure(errors="surrogateescape" if is_unicode else "replace")
+
+
+def _end(error: BaseException) -> None:
+    """Exit as a shell expects if Ctrl-C or a closed pipe is the cause."""
+    # Lightning turns a KeyboardInterrupt into a SystemExit after the run has said what to type next. rich turns a
+    # BrokenPipeError into one.
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(cause, KeyboardInterrupt):
+        if error is cause:
+            print("cait: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
+        cores.discard(sys.stdout)  # for the flush at the interpreter's end
+        raise SystemExit(141) from None
 
 
 def _run(argv: list[str], program: Program) -> None:
@@ -122,16 +127,12 @@ def _run(argv: list[str], program: Program) -> None:
     if argv[0] == "--version":
         print(f"cait {cait.__version__}")
         return
-    try:
-        here = os.getcwd()
-    except FileNotFoundError as error:
-        raise UserError("the working folder has been removed; change to another one") from error
-    if not sys.flags.safe_path and here not in sys.path:
+    if not sys.flags.safe_path and (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # `my_file:thing` is found beside logs/
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
-        alike = {"train": "fit", "validate": "eval", "validation": "eval", "test": "eval"}.get(name)
-        hint = f"; did you mean {alike}?" if alike else did_you_mean(name, known, "; `cait --help` lists them")
+        meant = OTHER_NAMES.get(name)
+        hint = f"; did you mean {meant}?" if meant else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
     if any(word.partition("=")[0] in ("-c", "--config") for word in rest):
         from cait.guards.configurations import files_first

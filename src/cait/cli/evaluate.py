@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
-from cait.errors import UserError, console
+from cait.errors import console
 from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
@@ -29,10 +29,10 @@ Score a network on the validation set, with the raw weights and with their movin
 RUN is a name in logs/ or the path of a folder. It means the run's best checkpoint, or
 --ckpt_path FILE, and every image counts, whatever part of them training looked at.
 evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class.
-`cait eval --help=all` lists every setting.
+--trust-config runs your own parts, package.module:name, that config.yaml names. Code in a
+stranger's run may do anything. `cait eval --help=all` lists every setting.
 
 """
-TRUSTED = "Run your own parts, package.module:name, that config.yaml names. Code in a stranger's run may do anything."
 
 Scores = dict[str, Any]
 """Figures by name; a figure that cannot be computed is None, because JSON knows neither NaN nor infinity."""
@@ -50,10 +50,10 @@ class Row(NamedTuple):
     """The key of the same figure among those that others have published."""
 
 
-class Scorer(Protocol):
-    """What an extra adds to `cait eval`: a callback of Lightning's that counts in each validation, and more."""
+class Scorer:
+    """What an extra adds to `cait eval`, in any of these ways. A subclass is a callback of Lightning's too."""
 
-    scores: dict[str, Scores]
+    scores: Mapping[str, Scores] = {}
     """What it has counted in the last validation, under "raw" and, if there is a moving average, "ema"."""
 
     def extend(self, result: Scores) -> None:
@@ -61,6 +61,7 @@ class Scorer(Protocol):
 
     def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
         """Further rows of the table, below those of the core."""
+        return ()
 
     def show(self, result: Scores) -> None:
         """Print and draw what comes after the table."""
@@ -69,7 +70,8 @@ class Scorer(Protocol):
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
     if asks_for_help(arguments):
-        print(_usage())
+        options = (f"  --{setting.name}: {setting.help}" for setting in plugins.settings() if "eval" in setting.verbs)
+        print(USAGE + "\n".join(options))
         return
     folder = None
     trusted, given = split_trust(arguments)
@@ -91,16 +93,6 @@ def evaluate(arguments: list[str], program: Program) -> None:
         ScoringCLI(["validate", *settings], program, configs)
 
 
-def _usage() -> str:
-    options = {setting.name: setting.help for setting in plugins.settings() if "eval" in setting.verbs}
-    options["trust-config"] = TRUSTED
-    indent = " " * (max(map(len, options)) + 6)
-    heads = {name: f"  --{name}".ljust(len(indent)) for name in options}
-    return USAGE + "\n".join(
-        textwrap.fill(text, 88, initial_indent=heads[name], subsequent_indent=indent) for name, text in options.items()
-    )
-
-
 def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
@@ -113,8 +105,9 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
         "--trainer.overfit_batches=0",
         f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
-        *(() if launched else ("--trainer.devices=auto", "--trainer.num_nodes=1")),
     ]
+    if not launched:
+        settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
     root = options.get("data.root")  # this or the run's own, which may have grown since
     if held_out.is_file() and "data.val_list" not in options and (root is None or _is_root_of(folder, root)):
@@ -143,11 +136,8 @@ class Scoring:
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """Score the validation set, given as the arguments of Trainer.validate; print and write."""
-        # Refuse now what cannot work, not after an hour.
-        if self.trainer.limit_val_batches == 0:
-            raise UserError("--trainer.limit_val_batches 0 scores nothing")
         if self.trainer.is_global_zero:
-            disk.check_output(self.output)
+            disk.check_output(self.output)  # now, not after an hour
         self._choose_images()
         self.scorers = [make(self) for make in plugins.of_kind("scorers")]
         self.trainer.callbacks += self.scorers  # after EMA: they read its logits
@@ -164,7 +154,7 @@ class Scoring:
                 scorer.show(result)
 
     def _choose_images(self) -> None:
-        """Score all images of a folder that the run has not trained on, and say so where it is another than the run's.
+        """Score all images of a folder that the run has not trained on, and say how many.
 
         Of class folders without a split a run holds out a part, and one that is scored on them alone must not.
         """
@@ -173,21 +163,18 @@ class Scoring:
             return
         if self.folder and source.holds_out and self.config.data.val_list is None and not self._holds_out(source):
             source.hold_out_all()
-        scored, total = len(source.val), len({path for path, _ in (*source.train, *source.val)})
-        folder = source.split_folders()[1]
-        why = f": those in {folder}" if folder else ": a run trains on the others, by their names"
-        why = why if scored < total else ""
         if self.trainer.is_global_zero:
-            print(f"{scored:,} of {total:,} images of {root} are scored{why}")
+            total = len({path for path, _ in (*source.train, *source.val)})
+            print(f"{len(source.val):,} of {total:,} images of {root} are scored")
 
     def _holds_out(self, source: FolderSource) -> bool:
-        """Whether the run has held out just the images that `source` holds out, so that it has seen the others."""
+        """Whether the run has held out just the images that `source` holds out, as of a copy of its own folder."""
         assert self.folder is not None
         held_out, start = self.folder / rundir.VALIDATION, len(str(source.root)) + 1
-        with contextlib.suppress(UserError):
-            listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
-            return listed == {path[start:] for path, _ in source.val}
-        return False
+        if not held_out.is_file():
+            return False
+        listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
+        return listed == {path[start:] for path, _ in source.val}
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
@@ -205,10 +192,9 @@ class Scoring:
 
     def _scores(self, prefix: str, metrics: Any) -> Scores:
         """The metrics that were logged under a prefix, and what the classes say of them."""
-        logged = self.trainer.callback_metrics
         scores: Scores = {
             key.removeprefix(prefix): float(value) if math.isfinite(value) else None
-            for key, value in logged.items()
+            for key, value in self.trainer.callback_metrics.items()
             if key.startswith(prefix)
         }
         return scores | metrics.by_class(self.data.class_names)
@@ -216,7 +202,7 @@ class Scoring:
     def _about(self) -> Scores:
         """What is scored."""
         config = self.config
-        about = {
+        return {
             "weights": config.ckpt_path or config.model.weights or f"timm's {self.module.name}",
             "epoch": self.epoch,
             "step": self.step,
@@ -226,9 +212,6 @@ class Scoring:
             "class_names": self.data.class_names,
             "published": {},
         }
-        for find in plugins.of_kind("published"):
-            about |= find(self.module.hparams, config)
-        return about
 
     def _rows(self) -> list[Row]:
         standard = ("loss", "acc1", "acc5", "acc1_macro")
@@ -245,8 +228,6 @@ class Scoring:
 
 def show(result: Scores, rows: Sequence[Row]) -> None:
     """Print the scores of the raw weights and of their average beside those that others have published."""
-    from rich.table import Table
-
     scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
     table = Table("")
     for column in (*scored, *result["published"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
+from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
@@ -24,7 +24,6 @@ def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
         arguments = ["--help"]
-    check_one_name(arguments)
     settings = replaced("fit", arguments, program)
     from cait.cli.lightning import CaiTCLI
 
@@ -37,14 +36,8 @@ def resume(arguments: list[str], program: Program) -> None:
         print(USAGE)
         return
     trusted, given = split_trust(arguments)
-    try:
-        folder, given = split_run("resume", given)
-        arguments = _continue(folder, given, program)
-    except UserError as error:
-        shared = f"; all nodes must share {rundir.LOGS}/"
-        if program.processes.several() and not str(error).endswith(shared):  # as another process has told this one
-            raise UserError(f"{error}{shared}") from error
-        raise
+    folder, given = split_run("resume", given)
+    arguments = _continue(folder, given, program)
     from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 

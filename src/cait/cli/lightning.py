@@ -19,7 +19,6 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
@@ -117,7 +116,6 @@ class CaiTCLI(LightningCLI):
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
-    _not_made: str | None = None
 
     @failures.in_one_line()
     def __init__(
@@ -158,10 +156,6 @@ class CaiTCLI(LightningCLI):
         for setting in (*SETTINGS, *plugins.settings()):
             if not setting.verbs or VERBS[self.arguments[0]] in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
-        for name, path in plugins.merged("CALLBACK_SETTINGS").items():
-            parser.add_lightning_class_args(plugins.load(path), name)
-        for kind in (Callback, Logger):
-            parser.add_instantiator(self._make, kind)
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
@@ -171,24 +165,13 @@ class CaiTCLI(LightningCLI):
         shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
         shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
 
-    def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a callback or a logger that a setting names."""
-        try:
-            return kind(*args, **kwargs)
-        except Exception as error:
-            reason = one_line(error) or type(error).__name__
-            self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
-            raise
-
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except Exception as error:  # jsonargparse's own message would be long
-            if self._not_made is not None:
-                raise UserError(self._not_made) from error
+        except ValueError as error:  # jsonargparse's own message would be long
             from cait.guards import refusals
 
-            if isinstance(error, ValueError) and (reason := refusals.cannot_make(str(error))):
+            if reason := refusals.cannot_make(str(error)):
                 raise UserError(reason) from error
             raise
 
@@ -206,26 +189,15 @@ class CaiTCLI(LightningCLI):
 
             words = [VERBS[self.arguments[0]], *self.arguments[1:]]
             raise UserError(refusals.explain(str(error), words, self._known())) from error
-        seed = self.config[self.config.subcommand].seed_everything
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
-            raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
         if self.config.subcommand == "fit":
             trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
             self._check_saved()
 
     def _check_saved(self) -> None:
         """Refuse settings that a resumed run could not read back from its config.yaml."""
-        parser = self._parser("fit")
-        try:
-            text = parser.dump(self.config.fit, skip_none=False)
-            lost = re.search(r"(\S+): Unable to serialize instance (.*)", text)
-            if "class_path:" in text and not lost:  # only classes may bring values of types that YAML does not have
-                parser.parse_string(text)
-        except (ValueError, ArgumentError) as error:
-            raise UserError(f"config.yaml could not give these settings back: {one_line(error)}") from error
-        if lost:
-            of = (re.findall(r"class_path: (\S+)", text[: lost.start()]) or ["a setting"])[-1]
-            raise UserError(f"config.yaml cannot hold {lost[1]} of {of}, {lost[2]}: take text or a number instead")
+        for line in self._parser("fit").dump(self.config.fit, skip_none=False).splitlines():
+            if "Unable to serialize instance" in line:
+                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -238,17 +210,16 @@ class CaiTCLI(LightningCLI):
             UserError: it is no configuration.
         """
         found = self.configs.get(path) or configurations.read(path)
-        if path.name != rundir.CONFIG and found.limit is None:
-            configurations.settings(path, found.text)
-            return None
-        from cait.cli import saved
-
-        config, known = saved.read(path, found.text), self._known()
+        config = configurations.settings(path, found.text)
         if path.name == rundir.CONFIG:
-            config, left_out = saved.without_absent(config, known)
-            if left_out := [name for name in left_out if name not in {setting.name for setting in plugins.settings()}]:
+            from cait.cli import saved
+
+            config, left_out = saved.without_absent(config, self._known())
+            if left_out:
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
-        return found.limit(config, known) if found.limit else config
+        elif found.limit is None:
+            return None
+        return found.limit(config, self._known()) if found.limit else config
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -309,8 +280,6 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
-        if given.barebones:
-            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
         trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
@@ -337,13 +306,9 @@ class CaiTCLI(LightningCLI):
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
+        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
-        added = tuple(map(plugins.load, plugins.merged("CALLBACK_SETTINGS").values()))
-        # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
-        config["callbacks"][:0] = [callback for callback in callbacks if isinstance(callback, added) and callback.is_on]
-        callbacks = [callback for callback in callbacks if not isinstance(callback, added)]
         return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:

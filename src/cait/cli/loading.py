@@ -11,7 +11,7 @@ from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.run import rundir
-from cait.settings import flatten
+from cait.settings import Settings
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -77,14 +77,11 @@ def load(
     return module
 
 
-def device(folder: Path | None) -> Any:
-    """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
+def device() -> Any:
+    """The accelerator of this machine, or its CPU."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    settings = flatten(saved.read(rundir.config(folder))) if folder else {}
-    on_cpu = accelerator is None or settings.get("trainer.accelerator") == "cpu"
-    return torch.device("cpu") if on_cpu else accelerator
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
@@ -134,9 +131,7 @@ def from_checkpoint(
         if folder is not None:
             raise
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
-    if "name" not in (checkpoint.get("hyper_parameters") or {}):
-        raise UserError(f"{path} does not say what its network is: 'name' is missing")
-    disk.check_shape(checkpoint["hyper_parameters"], ckpt.NETWORK, path, "hyper_parameters")
+    disk.check_shape(checkpoint.get("hyper_parameters"), ckpt.NETWORK, path, "hyper_parameters")
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
     built = _module(path, folder, checkpoint, ema, module)
     network, (channels, _, size) = built.model, input_shape(built.hparams)
@@ -145,20 +140,24 @@ def from_checkpoint(
         size = img_size
         network = rebuild(hparams | {"img_size": size}).eval()
         load_weights(network, path, ema)
-    source: Path = path
-    if folder is not None:
-        source, settings = rundir.config(folder), saved.data_settings(folder)
-    else:
-        settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
-        settings |= (state or {}).get("preprocessing") or {}
+    settings = _data_settings(folder, hparams, state) | {"img_size": size, "in_chans": 1 if channels == 1 else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
-        images = kind(**saved.accepted(kind, settings | {"img_size": size, "in_chans": 1 if channels == 1 else 3}))
+        images = kind(**saved.accepted(kind, settings))
     except TypeError as error:
+        source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
     names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
+
+
+def _data_settings(folder: Path | None, hparams: Settings, state: dict[str, Any] | None) -> Settings:
+    """How images are prepared, as a run or a checkpoint alone says."""
+    if folder is not None:
+        return saved.data_settings(folder)
+    sizes = {key: hparams[key] for key in ("mean", "std") if key in hparams}
+    return sizes | ((state or {}).get("preprocessing") or {})
 
 
 def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
@@ -175,13 +174,10 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
         module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
-    except Exception as error:  # a stranger's hyper-parameters may cause any error
-        raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
-    try:
         if ema:
             module.model.load_state_dict(average)
-    except RuntimeError as error:
-        raise UserError(f"{path} cannot be loaded: its moving average is of another network") from error
+    except Exception as error:  # a stranger's hyper-parameters may cause any error
+        raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     module.task.averaged = ema
     return module.eval()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from cait import plugins
-from cait.errors import UserError, to_type
+from cait.errors import UserError
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
@@ -68,14 +67,6 @@ def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def check_one_name(arguments: list[str]) -> None:
-    """Raise UserError if a run gets two names: make's RUN=a together with ARGS="--run_name b"."""
-    words = itertools.pairwise([*arguments, ""])
-    names = [word.partition("=")[2] or following for word, following in words if word.split("=")[0] == "--run_name"]
-    if len(set(names)) > 1:
-        raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep one of them")
-
-
 def replaced(verb: str, arguments: list[str], program: Program) -> list[str]:
     """`arguments` after what extras put in place of some of them, such as a row of a table by its settings."""
     for replace in plugins.of_kind("replace_arguments"):
@@ -96,11 +87,7 @@ def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def named_run(verb: str, name: str | None) -> Path:
-    """The folder of the run that is named.
-
-    Raises:
-        UserError: no run is named, or there is none of this name.
-    """
+    """The folder of the run that is named. Raises UserError if none is named, or there is none of this name."""
     if not name:
         raise run_missing(verb)
     return rundir.folder_of(name)
@@ -108,6 +95,4 @@ def named_run(verb: str, name: str | None) -> Path:
 
 def run_missing(verb: str) -> UserError:
     """The error where no run is named."""
-    command = f"cait {verb} NAME"
-    command = to_type(f"make {verb} RUN=NAME` or `{command}", command)
-    return UserError(f"which run? `{command}`; runs are the folders in {rundir.LOGS}/")
+    return UserError(f"which run? `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import fnmatch
-import glob
 import itertools
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +19,7 @@ from rich.progress import Progress
 
 from cait import disk
 from cait.cli import loading, saved
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.errors import CONTROL, UserError, console, printable
 from cait.run.program import Program
 
@@ -29,6 +27,7 @@ WIDEST = 48
 """Letters of a name in the table; a longer name shows only its end."""
 Row = dict[str, Any]
 """The result for an image, as docs/predict.schema.json says: "path", and "predictions" or "error"."""
+Rows = Iterable[Row]
 
 
 def predict(arguments: list[str], program: Program) -> None:
@@ -46,15 +45,15 @@ def predict(arguments: list[str], program: Program) -> None:
         raise UserError("no names on standard input")
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-        _write(loaded, paths, loading.device(folder), given)
+        _write(loaded, paths, loading.device(), given)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
-    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    images = 'files, folders, patterns such as "*.jpg", a table with a column path (.csv), or - for names on stdin'
-    options.add_argument("images", metavar="IMAGE", nargs="*", help=images)
+    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    images = "files, folders, a table with a column path (.csv), or - for names on standard input"
+    options.add_argument("images", metavar="IMAGE", nargs="+", help=images)
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)
@@ -62,10 +61,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_weights()
     options.add_trust()
     given = options.parse_intermixed_args(arguments)
-    if given.run is None:
-        raise run_missing("predict")
-    if not given.images:
-        raise UserError(f"which images? `cait predict {given.run} FILE|DIR ...`, or - for names on standard input")
     suffix = given.output.suffix[1:] if given.output else ""
     given.format = given.format or (suffix if suffix in FORMATS else "table")
     if given.top_k is not None and given.top_k < 1:
@@ -74,10 +69,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _paths(place: str, run: Path | None) -> Iterable[str]:
-    """The images of a file, a folder, a table, a pattern or standard input, in their order.
+    """The images of a file, a folder, a table or standard input, in their order.
 
     Raises:
-        UserError: a pattern matches nothing, or a folder or a table holds no image.
+        UserError: a folder or a table holds no image.
     """
     from cait.data.folder import scan_flat
 
@@ -87,48 +82,21 @@ def _paths(place: str, run: Path | None) -> Iterable[str]:
         return (path for path, _ in scan_flat(Path(place)))
     if place.lower().endswith(".csv"):
         return _listed(Path(place), run)
-    if os.path.lexists(place) or not glob.has_magic(place):
-        return [place]  # a missing file gets a row too
-    matches = _matches(place)
-    if not matches:
-        raise UserError(f"nothing matches {place}")
-    once: dict[str, str] = {}
-    for path in (path for match in matches for path in (_paths(match, run) if os.path.isdir(match) else [match])):
-        once.setdefault(os.path.realpath(path), path)
-    return once.values()
+    return [place]  # a missing file gets a row too
 
 
-def _matches(pattern: str) -> list[str]:
-    """The paths of a pattern. Below ** they are those of images alone, and links cannot lead in a circle."""
-    from cait.data.folder import scan_flat
-
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return sorted(glob.glob(pattern))
-    folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
-    paths = [path for path, _ in scan_flat(folder)] if folder.is_dir() else []
-    return [path for path in paths if _fits(Path(path).parts, parts)]
-
-
-def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a pattern, in which ** stands for any number of folders."""
-    if pattern and pattern[0] == "**":
-        return any(_fits(path[start:], pattern[1:] or ["*"]) for start in range(len(path)))
-    if not (path and pattern):
-        return not (path or pattern)
-    return fnmatch.fnmatchcase(path[0], pattern[0]) and _fits(path[1:], pattern[1:])
-
-
-def _listed(table: Path, run: Path | None) -> list[str]:
+def _listed(table: Path, run: Path | None) -> Iterator[str]:
     """The images that a table names, below its own folder or, if they are not there, below the run's data root."""
+    from cait.data.folder import spelled
+
     names = [row["path"] for _, row in disk.read_csv(table, str(table)) if row["path"]]
     if not names:
         raise UserError(f"{table} names no images")
-    from cait.data.folder import spelled
-
-    root = saved.data_settings(run).get("root", "") if run else table.parent
-    near, far = ([Path(folder, spelled(Path(folder), name)) for name in names] for folder in (table.parent, root))
-    return [str(path if path.exists() else other) for path, other in zip(near, far, strict=True)]
+    near = table.parent
+    far = Path(saved.data_settings(run).get("root", "")) if run else near
+    for name in names:
+        path = near / spelled(near, name)
+        yield str(path if path.exists() else far / spelled(far, name))
 
 
 def _rows(
@@ -174,27 +142,21 @@ def _why_unreadable(path: str) -> str:
 
 def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argparse.Namespace) -> None:
     """Write the rows to the file or to the screen."""
-    start, screen = time.monotonic(), console(stderr=True)
-    moving = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
-    places = None if loaded.task.several else min(given.top_k or 5, classes)
-    if places is not None and (given.top_k or 0) > classes:
-        print(f"--top_k {given.top_k}: there are {classes} classes, so each image has {classes}", file=sys.stderr)
+    start, screen, unreadable = time.monotonic(), console(stderr=True), list[str]()
+    is_shown = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
-    # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
-    first = [*itertools.islice(rows, 1)]
-    with (
-        Progress(console=screen, transient=True, redirect_stdout=False, disable=not moving) as progress,
-        _file(given.output) as file,
-    ):
-        tracked = progress.track(itertools.chain(first, rows), count, description="images")
-        FORMATS[given.format](file, tracked, paths, loaded.class_names, places)
+    # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
+    bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=not is_shown, auto_refresh=False)
+    with bar, _file(given.output) as file:
+        write = FORMATS[given.format]
+        write(file, bar.track(rows, len(paths), description="images"), paths, loaded, given.top_k)
+    noun = "image" if len(paths) == 1 else "images"
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
-    print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
+    print(f"{len(paths):,} {noun} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
         print(given.output)
-    if len(unreadable) == count:
-        raise UserError(f"none of the {count:,} images can be read")
+    if len(unreadable) == len(paths):
+        raise UserError(f"none of the {len(paths):,} images can be read")
 
 
 @contextlib.contextmanager
@@ -208,10 +170,10 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
+def _table(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
     """Rows as they come, in columns that fit a terminal."""
     width = min(max(map(len, paths)), WIDEST)
-    label = min(max(map(len, class_names)), WIDEST // 2)
+    label = min(max(map(len, loaded.class_names)), WIDEST // 2)
     columns = shutil.get_terminal_size().columns if file.isatty() else None
     for row in rows:
         path = printable(row["path"])
@@ -229,23 +191,25 @@ def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: li
         print(line, file=file)
 
 
-def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
-    """path, class, probability, class_2, probability_2, ..., error; without `places` one class cell, parted by ";"."""
-    ends = ["", *(f"_{place}" for place in range(2, (places or 1) + 1))]
+def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
+    """path, class, probability, class_2, probability_2, ..., error; with several labels an image one cell for all."""
+    several = loaded.task.several
+    places = 1 if several else min(top_k or 5, len(loaded.class_names))
+    ends = ["", *(f"_{place}" for place in range(2, places + 1))]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["path", *(f"{name}{end}" for end in ends for name in ("class", "probability")), "error"])
     for row in rows:
         best = [(one["class"], f"{one['probability']:.4f}") for one in row.get("predictions", ())]
-        if places is None and "error" not in row:  # as in a table of labels; without a class ";" stands alone
+        if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
             best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
-        found = [*itertools.chain(*best)] or [""] * 2 * len(ends)
+        found = [*itertools.chain(*best)] or [""] * 2 * places
         writer.writerow([path, *found, row.get("error", "")])
 
 
-def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
+def _jsonl(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
     for row in rows:
         print(json.dumps(row), file=file)
 
 
-FORMATS = {"table": _table, "csv": _csv, "jsonl": _jsonl}
+FORMATS: dict[str, Callable[..., None]] = {"table": _table, "csv": _csv, "jsonl": _jsonl}

@@ -4,71 +4,40 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cait import disk, signature
+from cait import disk, plugins, signature
 from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, flatten
 
 PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "trainer?": dict}
 """What verbs read in a run's configuration."""
-
-
-def read(path: Path, text: str | None = None) -> dict[str, Any]:
-    """The settings in a run's config.yaml.
-
-    Args:
-        text: what it holds, if that has been read already.
-
-    Raises:
-        UserError: it is no configuration.
-    """
-    return configurations.settings(path, text)
+OFF: tuple[Any, ...] = (None, False, [], {})
 
 
 def without_absent(config: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """(`config` without settings and classes of extras that are not here, names of those left out that were set)
+    """(`config` without the settings of extras that are not here, names of those left out that were set)
 
     Args:
-        config: as `read` returns it.
-        known: every setting and group of settings, as "model" and "model.lr".
+        known: every setting and group of settings of the verb, as "model" and "model.lr".
     """
-    kept = {key: value for key, value in config.items() if key in known}
-    if isinstance(data := kept.get("data"), dict):  # the other groups that extras add settings to
-        kept["data"] = {key: value for key, value in data.items() if f"data.{key}" in known}
-    if isinstance(model := kept.get("model"), dict):  # without one that is on, the run would be another
-        kept["model"] = {key: value for key, value in model.items() if f"model.{key}" in known or value}
-    held = flatten(kept)
-    left_out = [key for key, value in flatten(config).items() if key not in held and value not in (None, False, [], {})]
-    if not isinstance(trainer := kept.get("trainer"), dict):
-        return kept, left_out
-    present = {name: _present(value) for name, value in trainer.items()}
-    left_out += [f"trainer.{name}" for name, value in trainer.items() if present[name] != value]
-    kept["trainer"] = {name: value for name, value in present.items() if value is not None or trainer[name] is None}
-    return kept, left_out
-
-
-def _present(value: Any) -> Any:
-    """A value of the Trainer without classes of this package that are not here; None if nothing is left."""
-    if isinstance(value, list):
-        return [item for item in value if _present(item) is not None]
-    path = value.get("class_path") if isinstance(value, dict) else value
-    if not isinstance(path, str) or not path.startswith(("cait.", "contrib.")):
-        return value
-    try:
-        found = find_spec(path.rpartition(".")[0])
-    except ModuleNotFoundError:  # the package that it lies in
-        found = None
-    return None if found is None else value
+    kept = {name: value for name, value in config.items() if name in known}
+    for group in {"data", "model"} & kept.keys():
+        if isinstance(settings := kept[group], dict):
+            # One of the model that is set stays, and is refused: without it the run would be another.
+            must_stay = {key for key, value in settings.items() if group == "model" and value}
+            kept[group] = {key: settings[key] for key in settings if f"{group}.{key}" in known or key in must_stay}
+    of_other_verbs = {setting.name for setting in plugins.settings()}
+    held = flatten(kept).keys() | of_other_verbs
+    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
 
 
 def of_run(folder: Path) -> dict[str, Any]:
     """The settings of a run, to show them. Raises UserError if its configuration does not say what it trained."""
     path = rundir.config(folder)
-    config = read(path)
+    config = configurations.settings(path)
     disk.check_shape(config, PARTS, path)
     return config
 
@@ -81,7 +50,7 @@ def data_settings(folder: Path) -> Settings:
     """
     path = rundir.config(folder)
     text = configurations.read_text(path)
-    settings: Any = read(path, text).get("data")
+    settings: Any = configurations.settings(path, text).get("data")
     disk.check_shape(settings, dict, path, "data")
     if not signature.is_own(text):
         from cait.guards import trust

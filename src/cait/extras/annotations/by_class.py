@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from lightning.pytorch.callbacks import Callback
 from rich.table import Table
 
-from cait.cli.evaluate import Row, Scores
+from cait.cli.evaluate import Scorer, Scores
 from cait.errors import console
 from cait.extras.scores import SEVERAL, of_several
 
 
-class ByClass(Callback):
-    """A `cait.cli.evaluate.Scorer` that adds a table to the screen, and nothing to the scores."""
-
-    def __init__(self) -> None:
-        self.scores: dict[str, Scores] = {}
-
-    def extend(self, result: Scores) -> None:
-        """Do nothing: the metrics of the task have each class."""
-
-    def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
-        return ()
+class ByClass(Scorer, Callback):
+    """It adds a table to the screen, and nothing to the scores: the metrics of the task have each class."""
 
     def show(self, result: Scores) -> None:
         """Print average precision, F1 and threshold of each class, of the weights that predict."""

@@ -16,7 +16,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from cait.cli.evaluate import Row, Scores, Scoring
+from cait.cli.evaluate import Row, Scorer, Scores, Scoring
 from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.evaluation import calibration, report
@@ -28,7 +28,7 @@ from cait.train.ema import EMA
 V2 = "v2"
 
 
-class Evaluation(Callback):
+class Evaluation(Scorer, Callback):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
     It comes after `EMA` among the callbacks because it reads the average's logits there.

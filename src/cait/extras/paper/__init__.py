@@ -26,9 +26,8 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     return replace_row(verb, arguments)
 
 
-def published(hparams: Any, config: Any) -> dict[str, Any]:
-    """The accuracy that the paper and timm publish of a network that is scored."""
-    from cait.extras.paper.rows import row_of
+def scorers(scoring: Any) -> Any:
+    """Show the accuracy that the paper and timm publish of a network that is scored."""
+    from cait.extras.paper.published import Published
 
-    row = row_of(hparams, config)
-    return {"paper_row": row.id if row else None, "published": row.published if row else {}}
+    return Published(scoring)

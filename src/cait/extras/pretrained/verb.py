@@ -35,7 +35,7 @@ def features(arguments: list[str], program: Program) -> None:
         else:
             parts = given.ema, given.img_size, program.module, program.data
             loaded = loading.from_checkpoint(checkpoint, folder, *parts)
-        found = extract(loaded.network, files, loaded.data, loading.device(folder))
+        found = extract(loaded.network, files, loaded.data, loading.device())
     names = [printable(os.path.relpath(path, given.images)) for path, _ in files]
     for index in sorted({*range(len(files))} - {*found.kept.tolist()}):
         print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)

@@ -65,7 +65,7 @@ def _draw(runs: Mapping[str, dict[str, Curve]], output: Path) -> None:
 
 def settings(folder: Path) -> Settings:
     """The run's config.yaml as {"model.lr": 0.001, ...}, without its own name and places."""
-    found = flatten(saved.read(rundir.config(folder)))
+    found = flatten(saved.of_run(folder))
     return {name: value for name, value in found.items() if name not in NOT_SETTINGS}
 
 

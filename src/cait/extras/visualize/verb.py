@@ -35,7 +35,7 @@ def visualize(arguments: list[str], program: Program) -> None:
             loaded = loading.from_checkpoint(
                 checkpoint, folder, given.ema, given.img_size, program.module, program.data
             )
-        loaded.network.to(loading.device(folder))
+        loaded.network.to(loading.device())
         output = given.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
