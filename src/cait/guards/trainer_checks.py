@@ -115,7 +115,7 @@ def check_strategy(given: str | Strategy) -> None:
     elif given.lower() in StrategyRegistry:
         _check_type(StrategyRegistry[given.lower()]["strategy"])
     elif given != "auto":
-        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or --trainer.strategy.class_path")
+        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or a class_path")
 
 
 def _check_type(kind: type) -> None:
