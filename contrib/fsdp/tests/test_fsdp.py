@@ -22,7 +22,7 @@ from cait.errors import UserError
 from cait.run import rundir
 from contrib.fsdp.strategy import FullyShardedStrategy
 
-FSDP = ["--trainer.devices=2", "--trainer.strategy=contrib.fsdp.strategy.FullyShardedStrategy"]
+FSDP = ["--trainer.devices=2", "--trainer.strategy.class_path=contrib.fsdp.strategy.FullyShardedStrategy"]
 RECIPE = [
     *SMALL,
     *FSDP,

@@ -98,7 +98,7 @@ def check_strategy(given: str | Strategy) -> None:
     if isinstance(given, Strategy):
         _check_type(type(given))
     elif "." not in given and (not given.startswith(("auto", "ddp")) or "spawn" in given):
-        raise UserError(f"--trainer.strategy {given}: a run takes auto, ddp, ddp_... or a class's path")
+        raise UserError(f"--trainer.strategy {given}: a run takes auto, ddp, ddp_... or a class_path")
 
 
 def _check_type(kind: type) -> None:
