@@ -81,7 +81,9 @@ def _options() -> Options:
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
     """Write the network as ONNX; returns facts about it for the page."""
-    from cait.extras.formats.exporting import export
+    from cait import plugins
+
+    export = plugins.load("cait.extras.formats.exporting:export")
     from cait.model.network import input_shape
     from contrib.demo.saliency import WithSaliency
 
