@@ -81,7 +81,7 @@ def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path, tmp_path: 
         "sys.modules['lightning'] = None\n"
         "from cait.cli import main\n"
         "sys.modules['torch'] = None\n"
-        "for words in ('--version', 'runs'):\n"
+        "for words in ('--version', 'runs', 'paper'):\n"
         "    main(words.split())\n"
         "del sys.modules['torch']\n"
         f"for words in ('zoo', 'paper --json', '--help', 'resume --help', 'eval -h', 'imagenet-check {digits_root}'):\n"
