@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +75,28 @@ def load_weights(
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
     - Otherwise no head, or one for another number of classes: it keeps the values that `model` has.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
+    network it names that one, if the file does.
     """
     state, saved_classes = read_weights(path, ema)
     notes = _take_known_classes(model, state, saved_classes, own_classes or [])
-    return _load(model, state, str(path)) + notes
+    try:
+        return _load(model, state, str(path)) + notes
+    except UserError as error:
+        name = _named(Path(path))
+        raise UserError(f"{error}; it is of {name}" if name else str(error)) from error
+
+
+def _named(path: Path) -> str | None:
+    """The network that a file of weights names, or timm's config.json beside it; None if neither does."""
+    with suppress(UserError, OSError):
+        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str}, path.parent)["architecture"]
+    content = _read(path)
+    own = content.get("hyper_parameters") if isinstance(content, dict) else None
+    if isinstance(own, dict) and isinstance(own.get("name"), str):
+        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
+    theirs = content.get("arch") if isinstance(content, dict) else None  # of timm's training script
+    return TIMM + theirs if isinstance(theirs, str) else None
 
 
 def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str], wanted: Sequence[str]) -> list[str]:

@@ -707,6 +707,12 @@ def _weights(kind: str) -> dict:
         ("bare", None, "; --model.name says which network to train, here xxs24"),
         ("bare", "timm/test_vit", "; --model.name says which network to train, here timm/test_vit"),
         ("cait", None, "in the model; --model.name says which"),
+        ("timm", None, "; it is of timm/resnet18; --model.name says which"),
+        (
+            "run",
+            None,
+            """; it is of xxs24 with --model.fields '{"depth": 1, "embed_dim": 32}'; --model.name says which""",
+        ),
     ],
 )
 def test_weights_of_another_network_are_refused_before_anything_is_measured(
