@@ -201,7 +201,7 @@ def regress(settings: Path) -> dict[str, float]:
     cpu, network = torch.device("cpu"), cnn(data.img_size, data.num_classes)  # its features are not used
     sets = data.train_images.samples, data.val_images.samples
     train, val = (extract(network, samples, data, cpu, pixels=True) for samples in sets)
-    answers, _ = probes.on_pixels(train, val, data.num_classes, sys.maxsize, 1000)
+    answers, _ = probes.on_pixels(train, val, data.num_classes, sys.maxsize)
     return probes.accuracies(answers, val.labels)
 
 

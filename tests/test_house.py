@@ -117,7 +117,7 @@ ELSEWHERE = {
     "contrib/fsdp/sharded.py": "torch's reader, after `check_inside`",
     "extras/page.py": "the page's template",
     "extras/paper/cost.py": "the package's table",
-    "extras/recipe/duration.py": "what the kernel says",
+    "extras/recipe/survey.py": "what the kernel says",
     "extras/recipe/trial.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",

@@ -24,7 +24,6 @@ SETTINGS = [
         ("fit",),
     )
 ]
-RECIPE_SETTINGS = {"baselines": True}
 
 
 def step_callbacks(data: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -20,13 +19,13 @@ import cait
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import extract
-from cait.extras.pretrained import solve
 from cait.extras.pretrained.head import solve as solved
 from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
-FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=44", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
+FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=8", "--trainer.limit_train_batches=4"]
+FEW += ["--data.num_workers=0", "--trainer.log_every_n_steps=1"]
 FEW += ["--data.img_size=32", "--data.batch_size=64", "--data.global_batch=true", "--data.mixup=0", "--data.cutmix=0"]
 FEW += [
     "--model.lr=1e-4",
@@ -99,31 +98,9 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     assert rows(Path("logs/cut")) == rows(whole)
 
 
-def test_a_run_that_is_killed_before_its_first_checkpoint_starts_again(
-    digits_root: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = [f"--model.name={NET}", "--model.weights=net.pth", "--model.freeze=true"]
-    whole = fit(digits_root, "whole", *weights)
-
-    def copied(*_: object) -> None:  # what SIGKILL would leave behind
-        shutil.copytree("logs/cut", "logs/killed")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(solve, "gathered", copied)
-        with pytest.raises(SystemExit):
-            fit(digits_root, "cut", *weights)
-    assert not Path("logs/cut").exists()
-    main(["resume", "killed"])
-    for key, value in checkpoint(whole)["state_dict"].items():
-        assert torch.equal(value, checkpoint(Path("logs/killed"))["state_dict"][key]), key
-
-
-@pytest.mark.parametrize("distillation_token", [False, True])
-def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool, digits_root: Path, here: Path) -> None:
-    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=distillation_token)
+def test_both_heads_of_a_cait_are_solved_on_what_they_see(digits_root: Path, here: Path) -> None:
+    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=True)
     teacher = ["--model.distillation=hard", f"--model.teacher={NET}", "--model.teacher_path=teacher.pth"]
-    teacher *= distillation_token
     torch.save(timm.create_model(NET.removeprefix("timm/"), num_classes=10).state_dict(), "teacher.pth")
     torch.manual_seed(0)
     network = cait.create_model("xxs24", 32, 10, **fields)
@@ -135,7 +112,7 @@ def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool,
     data = ImageNetDataModule(root=str(digits_root), img_size=32, num_workers=0)
     data.setup("fit")
     layers = classifiers(module.model)
-    assert len(layers) == 1 + distillation_token
+    assert len(layers) == 2
     for layer in layers:
         found = extract.extract(module.model, data.train_images.samples, data, torch.device("cpu"), head=layer)
         expected = solved(torch.from_numpy(found.features), torch.from_numpy(found.labels), 10)
@@ -182,8 +159,9 @@ def test_real_weights_know_photographs_at_step_0(
             for index in range(count):
                 x, y = left + int(rng.integers(0, 200)), int(rng.integers(0, 300))
                 photograph.crop((x, y, x + 120, y + 120)).save(folder / f"{index}.png")
-    named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true", "--minutes=1"]
-    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", "--data.num_workers=0", *named])
+    named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true"]
+    quick = ["--data.img_size=128", "--trainer.max_epochs=1", "--baselines=false", "--data.num_workers=0"]
+    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", *named, *quick])
     first = rows(Path("logs/run"))[0]
     assert first["step"] == "0"
     assert float(first["val/acc1"]) > 70  # of 25 by chance
@@ -193,12 +171,12 @@ def test_real_weights_know_photographs_at_step_0(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("phase", ["solving the head", "head solved", "step 0", "epoch 1"])
+@pytest.mark.parametrize("phase", ["solving the head", "step 0", "epoch 1"])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     phase: str, devices: int, digits_root: Path, here: Path
 ) -> None:
     given = [f"--data.root={digits_root}", *FEW, f"--model.name={NET}", "--model.weights=net.pth"]
-    given += ["--trainer.max_steps=66", f"--trainer.devices={devices}"]
+    given += ["--trainer.max_steps=12", f"--trainer.devices={devices}"]
 
     def ended(*arguments: str) -> None:
         job = start(here, *arguments)
