@@ -385,6 +385,7 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     def recipe(name: str) -> Recipe:
         return Recipe(quick | {"model.name": name})
 
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
     monkeypatch.setattr(
         trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
