@@ -111,7 +111,7 @@ ELSEWHERE = {
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/page.py": "the page's template",
-    "extras/recipe/duration.py": "what the kernel says",
+    "extras/recipe/survey.py": "what the kernel says",
     "extras/recipe/trial.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",

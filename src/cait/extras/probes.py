@@ -11,9 +11,8 @@ import numpy as np
 
 from cait.extras.extract import Extracted, evenly
 
-WORK, ITERATIONS = 400_000_000, 200
-"""Bounds of a regression: images × values of each × classes (10 or more), and passes over them. Together about 20
-seconds of a core, and 160 MB."""
+WORK = 400_000_000
+"""Most images × values of each × classes (10 or more) of a regression: about 20 seconds of a core, and 160 MB."""
 NEIGHBOURS = 20
 Answers = tuple[np.ndarray, str]
 """The answers to the images to score on, and how they were found."""
@@ -24,11 +23,11 @@ def chance(train: Extracted, val: Extracted, classes: int) -> Answers:
     return np.full(len(val.labels), most), "always the class with the most training images"
 
 
-def on_pixels(train: Extracted, val: Extracted, classes: int, work: float = WORK, passes: int = ITERATIONS) -> Answers:
+def on_pixels(train: Extracted, val: Extracted, classes: int, work: float = WORK) -> Answers:
     """Logistic regression on the pixels; of grey images on one channel."""
     is_grey = all((each.pixels == each.pixels[:, :1]).all() for each in (train, val))
     rows, val_rows = (each.pixels[:, : 1 if is_grey else 3].reshape(len(each.labels), -1) for each in (train, val))
-    answers, of_all = regression(rows, val_rows, train.labels, classes, work, passes)
+    answers, of_all = regression(rows, val_rows, train.labels, classes, work)
     return answers, f"scikit-learn, on the pixels{of_all}"
 
 
@@ -61,14 +60,7 @@ def scores(train: Extracted, val: Extracted, classes: int) -> Iterator[dict[str,
         yield {"name": name, "how": how, **accuracies(answers, val.labels), "seconds": seconds}
 
 
-def regression(
-    rows: np.ndarray,
-    val_rows: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    work: float = WORK,
-    passes: int = ITERATIONS,
-) -> Answers:
+def regression(rows: np.ndarray, val_rows: np.ndarray, labels: np.ndarray, classes: int, work: float = WORK) -> Answers:
     """The answers of a logistic regression on standardised rows [N, P] to other rows, and of how many it has seen."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -78,7 +70,7 @@ def regression(
     kept = evenly(len(rows), max(2 * classes, int(work // (rows.shape[1] * max(10, classes)))))
     with warnings.catch_warnings(), threadpool_limits(1):  # on a busy machine threads wait for each other
         warnings.simplefilter("ignore")  # of a fit that has not converged after all of its passes
-        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=passes))
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200))
         model.fit(rows[kept].astype(np.float32), labels[kept])
     of_all = f" of {len(kept):,} of {len(rows):,} images" if len(kept) < len(rows) else ""
     return model.predict(val_rows.astype(np.float32)), of_all

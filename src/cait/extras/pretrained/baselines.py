@@ -29,10 +29,8 @@ SHOWN = 0.01
 """Points that the table tells apart; a run logs its accuracy in float32."""
 NAMES = {"acc1": "top-1", "acc1_macro": "mean of the classes"}
 NUMBER: Any = (int, float)
-SHAPE = {
-    **{"metric": str, "run": NUMBER, "how": str},
-    "baselines": [{"name": str, "how": str, "seconds": NUMBER, "score": NUMBER}],
-}
+ROW = {"name": str, "how": str, "seconds": NUMBER, "score": NUMBER}
+SHAPE = {"metric": str, "run": NUMBER, "how": str, "baselines": [ROW]}
 Scores = dict[str, Any]
 
 
@@ -68,18 +66,13 @@ class Baselines(Callback):
         print(f"scoring baselines on {images}; --baselines false leaves this out", flush=True)
         found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
         train, val = (each.at(each.labels != NO_LABEL) for each in found)
-        saves = [each for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         metric, run, how = _of_run(trainer)
         rows = []
         for row in probes.scores(train, val, data.num_classes):
             rows.append(row | {"score": row[metric]})
-            if any(each.signals.received for each in saves):  # its handlers only note a signal until the end
-                print("no further baselines: the run is to stop", flush=True)
-                return
-        scored = {
-            **{"metric": NAMES[metric], "run": run, "how": how},
-            "baselines": rows,
-        }
+            if any(each.signals.received for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)):
+                return  # a signal, which is only noted until the end
+        scored = {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows}
         with disk.whole(file) as beside:
             beside.write_text(json.dumps(scored, indent=1) + "\n", encoding="utf-8")
 
@@ -126,8 +119,7 @@ def suggestions(run: Run) -> list[tuple[str, str]]:
 
 
 def _command(root: str, source: str, options: str) -> str:
-    root, source = shlex.quote(root), source and shlex.quote(source)
-    command = to_type("make train DATA=", "cait fit --data.root ") + root
+    command = to_type("make train DATA=", "cait fit --data.root ") + shlex.quote(root)
     if source:
-        command += to_type(" FROM=", " --from ") + source
+        command += to_type(" FROM=", " --from ") + shlex.quote(source)
     return command + (to_type(f' ARGS="{options}"', f" {options}") if options else "")

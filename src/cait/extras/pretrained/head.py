@@ -7,7 +7,7 @@ Features and Underperform Out-of-Distribution", Kumar et al., ICLR 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,16 +55,12 @@ class Rows:
         return (each * self.weights).mean()
 
 
-@dataclass(frozen=True)
-class Head:
-    """A linear layer on features as they are."""
+class Head(NamedTuple):
+    """A linear layer on features as they are, [C, D] and [C], and the C that was taken."""
 
     weight: Tensor
-    """[C, D]."""
     bias: Tensor
-    """[C]."""
     strength: float
-    """C that was taken."""
 
 
 def solve(
@@ -77,10 +73,9 @@ def solve(
 
     Args:
         features: [N, D].
-        targets: [N] or [N, C], as in `Rows`.
+        targets, positive: as in `Rows`.
         classes: C, also with classes that no row has.
         weights: [N], in any unit; None counts all rows alike.
-        positive: as in `Rows`.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -104,14 +99,14 @@ def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
     if not held.any():
         return layer, USUAL
     seen, unseen = rows.part(~held), rows.part(held)
-    best, chosen = (torch.inf, layer, USUAL), layer
-    for strength in STRENGTHS:
-        chosen = fit(seen, strength, chosen)
-        loss = unseen.loss(chosen).item()
-        if loss >= best[0]:
+    least, best, strength = torch.inf, layer, USUAL
+    for candidate in STRENGTHS:
+        layer = fit(seen, candidate, layer)
+        loss = unseen.loss(layer).item()
+        if loss >= least:
             break
-        best = loss, chosen, strength
-    return best[1], best[2]
+        least, best, strength = loss, layer, candidate
+    return best, strength
 
 
 def held_out(targets: Tensor) -> Tensor:

@@ -80,6 +80,7 @@ class SolveHead(Callback):
     def _end(self, trainer: Trainer, pl_module: Any) -> None:
         """End a run whose head alone was to be learned."""
         if self.is_solved and pl_module.hparams["freeze"] is True:
+            rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
             trainer.should_stop = True
 
 
@@ -89,8 +90,6 @@ def unsolvable(trainer: Trainer, pl_module: Any) -> str:
     if not layers or not all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers):
         last = type(layers[0]).__name__ if layers else "no layer"
         return f"{pl_module.name} ends in {last}, not in Linear with a bias"
-    if any(hasattr(weight, "full_tensor") for layer in layers for weight in layer.parameters()):
-        return "the network is sharded"
     if getattr(trainer.datamodule, "train_images", None) is None:  # type: ignore[attr-defined]
         return "there is no data module whose images it could see"
     return ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.data.folder import FolderSource, Splits, folder_names, not_listed, scan_flat
 from cait.data.listing import Files
 from cait.errors import UserError, printable
@@ -48,8 +48,9 @@ def features(arguments: list[str], program: Program) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
-    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
+    of = options.add_mutually_exclusive_group(required=True)
+    of.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    of.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
     options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
     where: dict[str, Any] = dict(type=Path, required=True)
     options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
@@ -58,14 +59,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_weights()
     options.add_trust()
     given = options.parse_args(arguments)
-    if given.run is None and given.name is None:
-        raise run_missing("features")
-    if given.run is not None and given.name is not None:
-        raise UserError(f"name a run or a network, not both: {given.run} and --name {given.name}")
     if given.weights and given.name is None:
         raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
-    if given.output.suffix != ".npz":
-        raise UserError(f"{given.output} must end in .npz: name another file")
     if given.output.exists():
         raise UserError(f"{given.output} exists: name another file")
     disk.check_output(given.output)

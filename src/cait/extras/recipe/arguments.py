@@ -22,9 +22,9 @@ from cait.data.listing import HEIF
 from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe import duration
 from cait.extras.recipe.rules import Recipe, choose
-from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.extras.recipe.survey import MINUTES, Survey, left_out, survey, this_machine
+from cait.extras.recipe.trial import Trial
 from cait.extras.recipe.weights import Weights, check, default_weights, initial_weights, published
 from cait.guards import configurations
 from cait.guards.configurations import configurations_of, is_overlay, options
@@ -32,10 +32,9 @@ from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
 
-FROM, MINUTES = "from", "minutes"
 CHOSEN = "CAIT_RECIPE"
-"""Passes the arguments and the recipe of the first process to the others that Lightning starts."""
-TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
+"""Passes the recipe of the first process to the others that Lightning starts."""
+TEXTS = ("from", "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
 
 
@@ -49,8 +48,8 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     Raises UserError if the folder, the weights or the minutes cannot be used.
     """
     given = _settings(arguments)
-    minutes, source = _minutes(given), str(given.pop(FROM, ""))
-    arguments = _without(_without(arguments, MINUTES), FROM)
+    minutes, source = _minutes(given), str(given.pop("from", ""))
+    arguments = _without(_without(arguments, "minutes"), "from")
     root = given.get("data.root")
     files = [Path(path) for path in configurations_of(arguments)]
     settled = "ckpt_path" in given or not all(map(is_overlay, files))
@@ -60,7 +59,7 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
         return [*_as_arguments(initial_weights(source).settings if source not in ("", "none") else {}), *arguments]
     for path in files:
         given = flatten(configurations.settings(path)) | given
-    recipe = _chosen(Path(root), given, source, minutes or duration.MINUTES, program)
+    recipe = _chosen(Path(root), given, source, minutes or MINUTES, program)
     if recipe is None:
         return arguments
     program.default_name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
@@ -80,7 +79,7 @@ def _is_folder(root: str) -> bool:
 
 def _minutes(given: dict[str, Any]) -> float | None:
     """The minutes that are given, taken out of `given`."""
-    minutes = given.pop(MINUTES, None)
+    minutes = given.pop("minutes", None)
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0):
         raise UserError(f"--minutes must be a number above 0, got {minutes!r}")
     return minutes
@@ -91,21 +90,22 @@ def _chosen(root: Path, given: dict[str, Any], from_: str, minutes: float, progr
 
     None if a value is of the wrong type, which the parser reports.
     """
-    key = json.dumps([str(root), given, from_, minutes], default=str, sort_keys=True)
-    chosen = json.loads(os.environ.get(CHOSEN, "{}"))
-    if "LOCAL_RANK" in os.environ and key in chosen and not program.processes.several():  # Lightning started this one
-        return chosen[key]
+    is_started = "LOCAL_RANK" in os.environ and CHOSEN in os.environ and not program.processes.several()
+    if is_started:  # by Lightning, with the arguments of the first
+        return json.loads(os.environ[CHOSEN])
 
     def planned() -> str:
         try:
             return json.dumps([_planned(root, given, from_, minutes), ""])
-        except (TypeError, ValueError) as error:
-            return json.dumps([None, str(error) if isinstance(error, UserError) else ""])
+        except UserError as error:
+            return json.dumps([None, str(error)])
+        except (TypeError, ValueError, ArithmeticError):
+            return json.dumps([None, ""])
 
     settings, trouble = json.loads(program.processes.of_first(planned))
     if trouble:
         raise UserError(trouble)
-    os.environ[CHOSEN] = json.dumps({key: settings})
+    os.environ[CHOSEN] = json.dumps(settings)
     return settings
 
 
@@ -115,14 +115,12 @@ def _planned(root: Path, given: dict[str, Any], from_: str, minutes: float) -> d
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
-    machine = duration.this_machine(given)
+    machine = this_machine(given)
     weights, reason = _weights(from_, given, len(source.train), minutes, machine.gpus > 0)
     if weights:
         check(weights.settings | given)
     label_sets = getattr(source, "label_sets", None)
     folder = survey(source.train, source.val, source.class_names, group(Reading, data), label_sets)
-    from cait.extras.recipe.trial import Trial  # here, because a folder that cannot be used is told sooner
-
     recipe = choose(folder, machine, given, Trial(folder), weights, minutes)
     if "baselines" in {setting.name for setting in plugins.settings()}:
         recipe.take("baselines", True)
@@ -156,7 +154,7 @@ def _report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
         listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
         lines.append(("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else "")))
     print(f"recipe    chosen for {source.root}, because no --config is given")
-    for topic, text in [*lines, *recipe.lines]:
+    for topic, text in lines + recipe.lines:
         print(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
 

@@ -11,19 +11,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
 from cait.extras.clock import duration
 from cait.extras.recipe.anatomy import Anatomy, look
-from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, copied
-from cait.extras.recipe.survey import Survey
+from cait.extras.recipe.survey import MINUTES, Machine, Survey
+from cait.extras.recipe.trial import Pace, Trial, devices_of
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
-
-if TYPE_CHECKING:
-    from cait.extras.recipe.trial import Trial
 
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
@@ -39,6 +36,7 @@ GENTLE = 1e-4
 """Peak rate of AdamW after a solved head."""
 HEAD_RATE = 1e-2
 """Peak rate of AdamW where the head alone learns by steps; 0.001 learned less in trials, and 0.03 hardly more."""
+COPIES = "data/cache/copies"
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LONG = 2
@@ -69,13 +67,6 @@ class Recipe:
         if setting in self.given:
             return self.given[setting]
         return self.settings.setdefault(setting, value)
-
-    def number(self, setting: str, value: int) -> int:
-        """`take` of a whole number of at least 1. Raises UserError if something else is given."""
-        held = self.take(setting, value)
-        if isinstance(held, bool) or not isinstance(held, int) or held < 1:
-            raise UserError(f"--{setting} must be a whole number of at least 1, got {held!r}")
-        return held
 
     def get(self, setting: str, otherwise: Any) -> Any:
         """The value so far."""
@@ -119,9 +110,7 @@ def choose(
     """The recipe for a folder. Raises UserError if it holds too little to learn from."""
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
-    recipe = Recipe(given, weights, minutes)
-    start(recipe)
-    recipe = weigh(folder, recipe, measure)
+    recipe = weigh(folder, start(Recipe(given, weights, minutes)), measure)
     warn(folder, recipe)
     size = resolution(folder, machine, recipe, measure)
     halve(folder, machine, recipe, size)
@@ -134,14 +123,13 @@ def choose(
     return recipe
 
 
-def start(recipe: Recipe) -> None:
+def start(recipe: Recipe) -> Recipe:
     """Take the network, the image size and the normalisation that the weights were learned with."""
-    if recipe.weights is None:
-        return
-    for setting, value in recipe.weights.settings.items():
-        recipe.take(setting, value)
-    taken = "; its network and normalisation are taken too" if "model.name" in recipe.weights.settings else ""
-    recipe.note("weights", f"{recipe.weights.name}{taken}")
+    if recipe.weights is not None:
+        for setting, value in recipe.weights.settings.items():
+            recipe.take(setting, value)
+        recipe.note("weights", recipe.weights.name)
+    return recipe
 
 
 def weigh(folder: Survey, recipe: Recipe, measure: Trial) -> Recipe:
@@ -200,7 +188,7 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial)
         size, reason = 128, "a GPU has the time for it"
     else:
         size, reason = 64, "twice the size takes four times as long"
-    size = recipe.number("data.img_size", size)
+    size = recipe.take("data.img_size", size)
     recipe.note("size", f"{size} pixels, {reason}")
     return size
 
@@ -212,7 +200,7 @@ def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
         if (anatomy := recipe.look(size)) is None:
             continue
         if not anatomy.attention or size >= 6 * anatomy.patch:
-            return size, "as the images are" if step <= 8 else "the next size that the network takes"
+            return size, "as the images are, or the next size that the network takes"
         if recipe.look(larger := 6 * anatomy.patch):
             return larger, f"because patches of {anatomy.patch} pixels would be too few"
     return None
@@ -257,16 +245,21 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
     A photograph takes longer to read than to learn from.
     """
     gain = 2 if folder.side >= 4 * size else 20  # most images are halved, or only a few huge ones
-    is_worth_it = folder.megapixels >= gain * copied(2 * size)
-    shrink = recipe.take("data.shrink", 2 * size) if is_worth_it else recipe.get("data.shrink", None)
-    if shrink is None:
+    if folder.megapixels >= gain * copied(2 * size):
+        recipe.take("data.shrink", 2 * size)
+    if (shrink := recipe.get("data.shrink", None)) is None:
         return
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     fits = megabytes < 1000 * machine.free / 4
     place = recipe.take("data.copies_dir", COPIES if fits else None)
-    without = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
+    without = "no copies are kept" if fits else "there is no room for copies"
     keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
     recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
+
+
+def copied(shrink: int) -> float:
+    """Megapixels of an image that was halved down to `shrink`: its sides are up to twice as long."""
+    return 3 * shrink**2 / 1e6
 
 
 def network(machine: Machine, recipe: Recipe, size: int) -> None:
@@ -281,8 +274,8 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     width, depth = (VARIANTS[name][field] for field in ("embed_dim", "depth"))
     if name == "xxs24":
         convolves = not gpus and recipe.take("model.fields.stem", "pooled") != "patch"
-        width = recipe.number("model.fields.embed_dim", 192 if gpus else 96 if convolves else 128)
-        depth = recipe.number("model.fields.depth", 12 if gpus else 1 if convolves else 4)
+        width = recipe.take("model.fields.embed_dim", 192 if gpus else 96 if convolves else 128)
+        depth = recipe.take("model.fields.depth", 12 if gpus else 1 if convolves else 4)
         recipe.take("model.fields.num_heads", 4)
         if not gpus:
             recipe.take("model.fields.layer_scale_init", 1.0)
@@ -293,7 +286,7 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
         fitting = max(patch for patch in whole if patch.bit_count() == 1 and (size // patch >= 4 or patch == 1))
     else:
         fitting = min(patch for patch in whole if size // patch <= (16 if gpus else 8))
-    patch = recipe.number("model.fields.patch_size", fitting)
+    patch = recipe.take("model.fields.patch_size", fitting)
     blocks, count = counted(recipe.get("model.fields.depth", depth), "block"), (size // patch) ** 2
     width = recipe.get("model.fields.embed_dim", width)
     after = " after convolutions, which are not the paper's" if convolves else ""
@@ -308,7 +301,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     """
     if recipe.weights:
         chosen, more, why = LITTLE, [], " alone, because the run is short"
-    elif folder.grey and (folder.side <= SMALL or unevenness(folder) < RARE):
+    elif folder.grey and (folder.side <= SMALL or folder.unevenness < RARE):
         chosen, more, why = MILD, ["a little Mixup"], ""
     else:
         chosen, more = STRONG, ["RandAugment", "some Mixup"]
@@ -317,23 +310,17 @@ def augment(folder: Survey, recipe: Recipe) -> None:
         recipe.take(setting, value)
     mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
     done = ", ".join(["crops", "mirror", *more] if mirror else ["crops", *more])
-    recipe.note("augment", f"{done}{why}; {of_mirror(recipe, mirror)}")
-
-
-def of_mirror(recipe: Recipe, mirror: float) -> str:
-    if "data.hflip" in recipe.given:
-        return "mirror as given" if mirror else "no mirror, as given"
-    if mirror:
-        return "--data.hflip 0 if left and right matter"
-    return "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
+    hint = "--data.hflip 0 if left and right matter"
+    if not mirror:
+        hint = "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
+    recipe.note("augment", f"{done}{why}; {hint}")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
     wanted = 32 if recipe.weights else 128 if machine.gpus else 64
-    devices = recipe.given.get("trainer.devices")
-    pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
-    batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
+    pairs = 2 * devices_of(recipe.given)  # each process pairs images for Mixup
+    batch = recipe.take("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
     recipe.take("data.global_batch", True)
     recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # so that all cores read
     if machine.gpus:
@@ -392,7 +379,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         leave_at_head(recipe, fitting)
     elif fitting < 1 and "trainer.max_epochs" not in recipe.given:
         recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
-    epochs = recipe.number("trainer.max_epochs", max(1, int(fitting)))
+    epochs = recipe.take("trainer.max_epochs", max(1, int(fitting)))
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
@@ -403,29 +390,23 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         return
     seconds = pace.seconds(min(epochs, fitting), folder.images, epochs / every)
     about = duration(10 * max(1, round(seconds / 10)))
-    how = "measured just now" if pace.is_measured else "if nothing else runs"
     what = counted(epochs, "epoch") + (f", validated every {every}" if every > 1 else "")
     if part := recipe.settings.get("trainer.max_steps"):
         what = f"{part:,} steps, less than an epoch"
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    recipe.note("length", f"{what}: about {about} on {on}, {how}{limit}")
+    recipe.note("length", f"{what}: about {about} on {on}, measured just now{limit}")
     if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
         recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
-
-
-def unevenness(folder: Survey) -> float:
-    """How many times larger than the smallest class the largest is."""
-    return max(folder.counts.values()) / max(1, min(folder.counts.values()))
 
 
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     per_class = recipe.take("model.per_class", True)
     weighted = folder.several is not None or recipe.get("model.class_weights", None) is not None
-    if unevenness(folder) < UNEVEN or weighted:
+    if folder.unevenness < UNEVEN or weighted:
         return
-    how = recipe.take("data.balance", "sqrt" if unevenness(folder) < RARE else "full")
+    how = recipe.take("data.balance", "sqrt" if folder.unevenness < RARE else "full")
     if per_class is True:
         recipe.take("best_metric", "val/acc1_macro")
     most, least = (pick(folder.counts, key=lambda name: folder.counts[name]) for pick in (max, min))

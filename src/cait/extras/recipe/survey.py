@@ -1,12 +1,13 @@
-"""What a folder of images holds, from its listing and a sample of it."""
+"""What the rules go by: what a folder of images holds, by its listing and a sample of it, and the machine."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from cait.errors import UserError
 SIZES, SAMPLE = 1000, 100
 """Images whose size is read, and how many of these are decoded, evenly over the listing."""
 THUMB = 32
+MINUTES = 3.0
+"""Length of a run unless --minutes says another, from the command to its end."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,41 @@ class Survey:
     @property
     def images(self) -> int:
         return sum(self.counts.values()) if self.several is None else self.several
+
+    @property
+    def unevenness(self) -> float:
+        """How many times larger than the smallest class the largest is."""
+        return max(self.counts.values()) / max(1, min(self.counts.values()))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the run trains on."""
+
+    cores: int
+    gpus: int = 0
+    fast_bf16: bool = False
+    """Whether it multiplies matrices in bfloat16 much faster than in float32."""
+    free: float = 100.0
+    """Free on the disk for copies of images, in 10⁹ bytes."""
+
+
+def this_machine(given: Mapping[str, Any]) -> Machine:
+    """What a run with the settings `given` trains on."""
+    import torch
+
+    from cait.cores import share
+
+    machine = Machine(share(1), free=shutil.disk_usage("data" if Path("data").is_dir() else ".").free / 1e9)
+    if given.get("trainer.accelerator") != "cpu":
+        if torch.backends.mps.is_available():  # before CUDA, as Lightning's "auto" looks for it
+            return replace(machine, gpus=1)
+        if torch.cuda.is_available():  # T4, V100 and RTX 20 emulate bfloat16, slowly
+            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+            return replace(machine, gpus=torch.cuda.device_count(), fast_bf16=is_fast)
+    cpuinfo = Path("/proc/cpuinfo")  # without Intel's units for matrices in bfloat16, it is slow
+    has_amx = cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
+    return replace(machine, fast_bf16=has_amx)
 
 
 def survey(

@@ -8,8 +8,8 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe.anatomy import arguments_of
-from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.survey import Survey
 from cait.model.network import NetworkSettings
 from cait.settings import flatten
@@ -33,12 +32,49 @@ from cait.train.step_seed import StepSeed
 Measured = TypeVar("Measured")
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
+EPOCH = 0.15
+"""Seconds that an epoch takes beside its steps and its validation."""
 PROBED, SAMPLE = 128, 500
 """Side of the images in pixels, and how many, on which features and pixels are compared."""
 TRIES = (4, 16, 16)
 """Images of the steps at a size: the last step counts, and after one of more than a second none follows."""
 WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
 """Reading them takes long, and changes no pace."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run is, in seconds."""
+
+    image: float
+    """Train on one image."""
+    validation: float
+    """Validate once."""
+    copying: float = 0.0
+    """Make the small copies of all images, once."""
+    start: float = 20.0
+    """From the command to the first step, and from the last step to the end."""
+
+    def plan(self, minutes: float, images: int, most: int) -> tuple[float, int]:
+        """The epochs of `images` images that fit into `minutes`, at most `most`, and how often to validate.
+
+        Less than one epoch is a fraction. Validation takes at most 15 % of the time and comes at most 30 times. However
+        long copying takes, half of the time is left.
+        """
+        time = max(60 * minutes - self.start, 20 * minutes)
+        time = max(time / 2, time - self.copying)
+        validations = max(1, min(30, int(0.15 * time / max(self.validation, 1e-9))))
+        epoch = images * self.image + EPOCH
+        each_validated = min(validations, time / (epoch + self.validation))
+        fitting = max((time - validations * self.validation) / epoch, each_validated)
+        if fitting < 1:
+            return fitting, 1
+        epochs = min(most, int(fitting))
+        return epochs - epochs % max(1, epochs // validations), validations
+
+    def seconds(self, epochs: float, images: int, validations: float) -> float:
+        """The length of a run, from the command to its end."""
+        return self.start + self.copying + epochs * (images * self.image + EPOCH) + validations * self.validation
 
 
 class Stopwatch(Callback):
@@ -143,8 +179,7 @@ def time_step(held: dict[str, Any], size: int) -> float:
 def time_run(held: dict[str, Any], folder: Survey) -> Pace:
     """The pace of the run. If copies are kept, the first epoch makes them, and the others are timed."""
     held = {name: value for name, value in held.items() if name not in WEIGHTS}
-    devices = held.get("trainer.devices")
-    devices = devices if isinstance(devices, int) and devices > 0 else 1
+    devices = devices_of(held)
     batch = max(2, held["data.batch_size"] // devices // 2 * 2)
     channels = flatten(held).get("model.fields.in_chans", 3)
     own_batches: dict[str, Any] = dict(batch_size=batch, global_batch=False, in_chans=channels)
@@ -158,16 +193,22 @@ def time_run(held: dict[str, Any], folder: Survey) -> Pace:
     image = watch.seconds / watch.steps / batch / devices
     copying = max(0.0, watch.first / (copies * batch) - image) * (folder.images + folder.val) if copies else 0.0
     aside = 1.25 * since_command()  # what comes after the trial, beside the epochs, takes a quarter as long
-    return Pace(image, _validation(held, module, data), copying, aside, is_measured=True)
+    return Pace(image, _validation(held, module, data), copying, aside)
+
+
+def devices_of(settings: Mapping[str, Any]) -> int:
+    """The devices that the settings name; 1 if they leave it to Lightning."""
+    devices = settings.get("trainer.devices")
+    return devices if isinstance(devices, int) and devices > 0 else 1
 
 
 def _trainer(held: dict[str, Any], callbacks: list[Callback], **limits: Any) -> Trainer:
-    chosen: dict[str, Any] = dict(max_steps=100_000, limit_val_batches=0, num_sanity_val_steps=0) | limits
-    chosen |= {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
-    shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    quiet: dict[str, Any] = dict.fromkeys(shown, False)
-    alone: dict[str, Any] = dict(devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()])  # torchrun
-    return Trainer(callbacks=callbacks, **quiet, **alone, **chosen)
+    """A quiet Trainer of one device, also in a process that torchrun has started."""
+    chosen = {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    quiet |= dict(enable_model_summary=False, num_sanity_val_steps=0, max_steps=100_000, limit_val_batches=0)
+    alone: dict[str, Any] = dict(devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()])
+    return Trainer(callbacks=callbacks, **quiet | alone | chosen | limits)
 
 
 def _step_callbacks(held: dict[str, Any], data: Any) -> list[Callback]:

@@ -112,16 +112,13 @@ def published(
             raise UserError(f"weights of {name} are published by nobody")
         came = fetched(name, known, 20 * minutes if by_default else None)
     except UserError as error:
-        raise UserError(f"{error}; {otherwise()}") from error
+        file = to_type("FROM=FILE", "--from FILE")
+        raise UserError(f"{error}; {file} starts from a file") from error
     settings = {"model.pretrained": True, **image_settings(known)}
     if "model.name" not in given:
         settings["model.name"] = name
     about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
     return Weights(about, settings, by_default)
-
-
-def otherwise() -> str:
-    return f"{to_type('FROM=FILE', '--from FILE')} starts from a file"
 
 
 def suitable(size: int, images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
@@ -161,9 +158,7 @@ def fetched(name: str, known: Any, limit: float | None) -> str:
         found = within(
             WAIT, lambda: get_hf_file_metadata(url, timeout=2 * WAIT), f"{constants.ENDPOINT} did not answer"
         )
-        if not (found.commit_hash and found.size):
-            raise UserError(f"what answers at {constants.ENDPOINT} is no Hugging Face hub")
-        came = f"{found.size / 1e6:,.1f} MB from {constants.ENDPOINT}"
+        came = f"{(found.size or 0) / 1e6:,.1f} MB from {constants.ENDPOINT}"
         print(f"fetching timm's {entry(known)}, {came}", file=sys.stderr, flush=True)
         path = within(limit, lambda: hf_hub_download(known.hf_hub_id, PUBLISHED), "the download did not end")
     try:

@@ -15,11 +15,8 @@ import pytest
 import timm
 import torch
 from harness import DEVICES
-from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -27,29 +24,20 @@ import cait
 from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras import extract, probes
+from cait.extras import probes
+from cait.extras.extract import extract
 from cait.extras.pretrained import baselines
-from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
-CPU = torch.device("cpu")
 FEW = ["--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1", *DEVICES]
-
-
-def images(root: str, most: int | None = None, size: int = 8) -> list:
-    data = ImageNetDataModule(root=root, img_size=size, crop_pct=1.0, num_workers=0, batch_size=2)
-    data.setup()
-    network = timm.create_model("test_resnet", num_classes=10)
-    sets = data.train_images.samples, data.val_images.samples
-    return [
-        extract.extract(network, each, data, CPU, most and extract.evenly(len(each), most), pixels=True)
-        for each in sets
-    ]
 
 
 def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: Path) -> None:
     """The oracle has the digits of the package; the baseline has read them from files, as RGB."""
-    train, val = images(str(digits_root))
+    data = ImageNetDataModule(root=str(digits_root), img_size=8, crop_pct=1.0, num_workers=0, batch_size=2)
+    data.setup()
+    network, sets = timm.create_model("test_resnet", num_classes=10), (data.train_images, data.val_images)
+    train, val = (extract(network, each.samples, data, torch.device("cpu"), pixels=True) for each in sets)
     digits = load_digits()
     held_out = sorted(int(file.stem) for file in digits_root.glob("val/*/*.png"))
     kept = np.setdiff1d(np.arange(len(digits.target)), held_out)
@@ -60,68 +48,6 @@ def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: P
     assert how == "scikit-learn, on the pixels"
     assert probes.accuracies(answers, val.labels)["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
     assert probes.accuracies(probes.chance(train, val, 10)[0], val.labels)["acc1"] == pytest.approx(100 / 10, abs=1)
-
-
-def test_accuracies_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    labels, answers = rng.integers(0, 4, 50), rng.integers(0, 4, 50)
-    assert probes.accuracies(answers, labels) == pytest.approx(
-        {
-            "acc1": 100 * accuracy_score(labels, answers),
-            "acc1_macro": 100 * balanced_accuracy_score(labels, answers),
-        }
-    )
-
-
-def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> None:
-    """Of timm's networks as timm pools them, of CaiT the class token; the head turns them into the logits."""
-    data = ImageNetDataModule(root=str(digits_root), img_size=32, num_workers=0, batch_size=100)
-    data.setup()
-    pixels = next(iter(data.val_dataloader()))[0]
-    networks = [
-        timm.create_model("test_resnet", num_classes=10),
-        cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
-    ]
-    for network in networks:
-        classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
-        few = extract.evenly(360, 100)
-        whole, found = (extract.extract(network, data.val_images.samples, data, CPU, which) for which in (None, few))
-        assert network.training
-        assert not classifiers(network)[0].training
-        assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
-        features = torch.from_numpy(whole.features)
-        assert np.allclose(features[found.kept], found.features, atol=1e-5)
-        with torch.inference_mode():
-            seen = network.eval().forward_features(pixels)
-            expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
-            assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
-
-
-def test_the_probes_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 300)
-    rows = (rng.normal(size=(300, 5)) + 0.7 * np.eye(3, 5)[labels]).astype(np.float32)
-    whole = extract.Extracted(rows, labels, np.arange(300), np.zeros((300, 3, 0, 0)))
-    train, val = whole.at(whole.kept < 200), whole.at(whole.kept >= 200)
-    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(rows[:200], labels[:200])
-    assert probes.linear_probe(train, val, 3)[0].tolist() == linear.predict(rows[200:]).tolist()
-    near = KNeighborsClassifier(6, weights="distance", metric="cosine").fit(rows[:200], labels[:200])
-    assert probes.neighbours(train, val, 3)[0].tolist() == near.predict(rows[200:]).tolist()
-
-
-def test_a_large_set_is_thinned_evenly_and_says_so(digits_root: Path) -> None:
-    train, val = images(str(digits_root), most=100)
-    assert np.bincount(train.labels).tolist() == pytest.approx([10] * 10, abs=2)
-    _, how = probes.on_pixels(train, val, 10, work=50 * 64 * 10)
-    assert how == "scikit-learn, on the pixels of 50 of 100 images"
-
-
-def test_large_images_are_averaged() -> None:
-    batch = torch.arange(256, dtype=torch.uint8).repeat(2, 192, 1)[..., None].repeat(1, 1, 1, 3)[:, :192, :192]
-    pooled = extract._small(batch)
-    assert pooled.shape == (2, 3, extract.SIDE, extract.SIDE)
-    assert pooled[0, 0, 0, :3].tolist() == [1, 4, 7]  # means of 0, 1, 2, of 3, 4, 5 and of 6, 7, 8
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +79,6 @@ def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_p
 
 def test_no_other_run_has_them(digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"--trainer.default_root_dir={tmp_path}"
-    main(["fit", f"--data.root={digits_root}", *FEW, "--trainer.max_epochs=1", "--baselines=false", place])
     config = Path(cait.__file__).parents[2] / "configs/digits.yaml"
     main(["fit", f"--config={config}", f"--data.root={digits_root}", *FEW, "--trainer.max_steps=2", place])
     assert "baselines" not in capsys.readouterr().out
@@ -228,14 +153,3 @@ def test_what_to_try_is_weights_first_and_keeps_them(
     assert baselines.suggestions(run) == [*first, ("try", f"make train {longer}")]
     os.utime(tmp_path / "config.yaml", (time.time() - 700,) * 2)  # of a run that had more time
     assert baselines.suggestions(run) == first
-
-
-def test_an_unreadable_image_is_left_out(tmp_path: Path) -> None:
-    for label in ("a", "b"):
-        for number in range(5):
-            (tmp_path / label).mkdir(exist_ok=True)
-            Image.new("RGB", (8, 8), (number * 40,) * 3).save(tmp_path / label / f"{number}.png")
-    (tmp_path / "a" / "1.png").write_bytes(b"no image")
-    train, val = images(str(tmp_path))
-    assert len(train.labels) + len(val.labels) == 9
-    assert len(set(train.kept) & {1}) == 0

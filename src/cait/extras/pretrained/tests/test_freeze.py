@@ -15,9 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader
 
-import cait
 from cait import ckpt
-from cait.cli import main
 from cait.errors import UserError
 from cait.extras.pretrained import freeze as parts
 from cait.extras.pretrained.freeze import Freeze
@@ -112,14 +110,6 @@ def test_what_is_frozen_never_moves_and_has_no_moments(whole: Path, place: Path)
     assert len(optimizer["state"]) == sum(len(group["params"]) for group in groups) == len(trains)
 
 
-def test_such_a_run_is_scored_and_keeps_its_setting(whole: Path, here: Path, capfd) -> None:
-    main(["eval", "whole"])
-    assert (whole / "evaluation.json").exists()
-    with pytest.raises(SystemExit):
-        main(["resume", "whole", "--trainer.max_epochs=3", "--model.freeze=2"])
-    assert "the checkpoint's optimizer has groups of" in capfd.readouterr().err
-
-
 class Normed(nn.Module):
     """A network of one's own with BatchNorm and Dropout; a checkpoint of it is random, and no warning says so."""
 
@@ -164,20 +154,6 @@ def test_frozen_parts_compute_as_in_evaluation_whatever_others_do(tmp_path: Path
     assert seen[-3:] == [(True, True, False, False)] * 3
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"head.weight", "head.bias"}
-
-
-@pytest.mark.parametrize(("freeze", "graphs"), [(True, [False] * 4), (2, [False, False, True, True])])
-def test_no_gradient_is_computed_for_what_is_frozen(freeze: bool | int, graphs: list[bool]) -> None:
-    network = create_model("xxs24", 8, 10, **TINY | {"depth": 3}).train()
-    parts.freeze(network, "xxs24", freeze)
-    seen: list[bool] = []
-    for block in (*network.blocks, network.norm):
-        block.register_forward_hook(lambda _, arguments, out: seen.append(out.requires_grad))
-    network(torch.randn(2, 3, 8, 8)).square().mean().backward()
-    assert seen == graphs
-    names = [name for name, weight in network.named_parameters() if weight.grad is not None]
-    assert all(name.startswith(("head", "blocks.2", "blocks_token_only", "cls_token", "norm")) for name in names)
-    assert {name.partition(".")[0] for name in names} >= ({"head"} if freeze is True else {"head", "blocks", "norm"})
 
 
 @pytest.mark.parametrize("backend", ["reference", "recompute"])
@@ -230,39 +206,6 @@ def test_networks_without_the_part_are_refused() -> None:
     parts.freeze(distilled, "xxs24", True)
     trains = {name for name, weight in distilled.named_parameters() if weight.requires_grad}
     assert trains == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--model.freeze=9"], "model.freeze 9: xxs24 has 2 blocks"),
-        (["--model.freeze=-2"], "freeze must be true, false or a number of blocks from 1 on, got -2"),
-        (["--model.freeze=some"], "freeze"),
-        ([f"--model.name={__name__}:Headless", "--model.fields=null", "--model.freeze=true"], "no classifier"),
-    ],
-)
-def test_a_run_is_refused_in_one_line(given: list[str], message: str, here: Path, capfd) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *SMALL, *given, "--data.num_workers=0", "--run_name=refused"])
-    told = capfd.readouterr().err
-    assert stop.value.code == 2
-    lines = [line for line in told.splitlines() if line.startswith("cait: error:")]
-    assert len(lines) == 1, told
-    assert message in lines[0]
-
-
-def test_random_frozen_weights_are_said(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    brief = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--data.num_workers=0", "--run_name=random"]
-    main(["fit", *SMALL, *brief, "--model.freeze=true"])
-    told = [record.message for record in caplog.records if "frozen" in record.message]
-    assert len(told) == 2
-    assert told[0].startswith("frozen: ")
-    assert "random" in told[1]
-    module = cait.load("logs/random")
-    assert module.hparams["freeze"] is True
-    head = sum(weight.numel() for weight in module.model.head.parameters())
-    total = sum(weight.numel() for weight in module.model.parameters())
-    assert told[0] == f"frozen: {total - head:,} of {total:,} parameters"
 
 
 def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) -> None:

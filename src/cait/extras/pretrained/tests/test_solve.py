@@ -20,13 +20,12 @@ import cait
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import extract
-from cait.extras.pretrained import solve
 from cait.extras.pretrained.head import solve as solved
 from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
-FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=44", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
+FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=6", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
 FEW += ["--data.img_size=32", "--data.batch_size=64", "--data.global_batch=true", "--data.mixup=0", "--data.cutmix=0"]
 FEW += [
     "--model.lr=1e-4",
@@ -51,6 +50,18 @@ class ConvHead(nn.Module):
         return self.head(self.body(images)).mean((2, 3))
 
 
+@pytest.fixture(scope="module")
+def digits(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the digits: of each 20 to train on, 8 to validate on."""
+    root = tmp_path_factory.mktemp("few")
+    for part, count in (("train", 20), ("val", 8)):
+        for number in range(10):
+            (folder := root / part / str(number)).mkdir(parents=True)
+            for file in sorted((digits_root / part / str(number)).iterdir())[:count]:
+                shutil.copy(file, folder)
+    return root
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with weights of 1,000 classes."""
@@ -70,14 +81,14 @@ def killed(*_: object, **__: object) -> None:
 
 
 def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
-    digits_root: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [f"--model.name={NET}", "--model.weights=net.pth"]
-    whole = fit(digits_root, "whole", *weights)
+    whole = fit(digits, "whole", *weights)
     before = next(row for row in rows(whole) if row["val/acc1"])
     assert (before["step"], before["train/loss"]) == ("0", "")
-    assert float(before["val/acc1"]) > 80  # chance is 10
-    head = fit(digits_root, "head", *weights, "--model.freeze=true")
+    assert float(before["val/acc1"]) > 50  # chance is 10
+    head = fit(digits, "head", *weights, "--model.freeze=true")
     kept = checkpoint(head)
     assert (kept["global_step"], len(rows(head))) == (0, 1)
     assert rows(head)[0]["val/acc1"] == before["val/acc1"]
@@ -91,7 +102,7 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     with monkeypatch.context() as patch:
         patch.setattr(CaiTModule, "training_step", killed)
         with pytest.raises(SystemExit):
-            fit(digits_root, "cut", *weights)
+            fit(digits, "cut", *weights)
     assert checkpoint(Path("logs/cut"))["global_step"] == 0
     main(["resume", "cut"])
     for key, value in checkpoint(whole)["state_dict"].items():
@@ -99,43 +110,19 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     assert rows(Path("logs/cut")) == rows(whole)
 
 
-def test_a_run_that_is_killed_before_its_first_checkpoint_starts_again(
-    digits_root: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = [f"--model.name={NET}", "--model.weights=net.pth", "--model.freeze=true"]
-    whole = fit(digits_root, "whole", *weights)
-
-    def copied(*_: object) -> None:  # what SIGKILL would leave behind
-        shutil.copytree("logs/cut", "logs/killed")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(solve, "gathered", copied)
-        with pytest.raises(SystemExit):
-            fit(digits_root, "cut", *weights)
-    assert not Path("logs/cut").exists()
-    main(["resume", "killed"])
-    for key, value in checkpoint(whole)["state_dict"].items():
-        assert torch.equal(value, checkpoint(Path("logs/killed"))["state_dict"][key]), key
-
-
-@pytest.mark.parametrize("distillation_token", [False, True])
-def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool, digits_root: Path, here: Path) -> None:
-    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=distillation_token)
+def test_both_heads_of_a_cait_are_solved_on_what_they_see(digits: Path, here: Path) -> None:
+    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=True)
     teacher = ["--model.distillation=hard", f"--model.teacher={NET}", "--model.teacher_path=teacher.pth"]
-    teacher *= distillation_token
     torch.save(timm.create_model(NET.removeprefix("timm/"), num_classes=10).state_dict(), "teacher.pth")
     torch.manual_seed(0)
     network = cait.create_model("xxs24", 32, 10, **fields)
     torch.save({name: value for name, value in network.state_dict().items() if "head" not in name}, "cait.pth")
-    run = fit(
-        digits_root, "solved", f"--model.fields={fields}", "--model.freeze=true", "--model.weights=cait.pth", *teacher
-    )
+    run = fit(digits, "solved", f"--model.fields={fields}", "--model.freeze=true", "--model.weights=cait.pth", *teacher)
     module = CaiTModule.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    data = ImageNetDataModule(root=str(digits_root), img_size=32, num_workers=0)
+    data = ImageNetDataModule(root=str(digits), img_size=32, num_workers=0)
     data.setup("fit")
     layers = classifiers(module.model)
-    assert len(layers) == 1 + distillation_token
+    assert len(layers) == 2
     for layer in layers:
         found = extract.extract(module.model, data.train_images.samples, data, torch.device("cpu"), head=layer)
         expected = solved(torch.from_numpy(found.features), torch.from_numpy(found.labels), 10)
@@ -144,11 +131,11 @@ def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool,
 
 
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
-    digits_root: Path, here: Path, caplog: pytest.LogCaptureFixture
+    digits: Path, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.save({name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name}, "conv.pth")
     named = [f"--model.name={__name__}:ConvHead", "--model.fields=null", "--model.weights=conv.pth"]
-    run = fit(digits_root, "conv", *named, "--trainer.max_steps=1")
+    run = fit(digits, "conv", *named, "--trainer.max_steps=1")
     told = "the head is not solved, it starts at random: test_solve:ConvHead ends in Conv2d, not in Linear with a bias"
     assert told in caplog.text
     assert checkpoint(run)["global_step"] == 1
@@ -182,8 +169,9 @@ def test_real_weights_know_photographs_at_step_0(
             for index in range(count):
                 x, y = left + int(rng.integers(0, 200)), int(rng.integers(0, 300))
                 photograph.crop((x, y, x + 120, y + 120)).save(folder / f"{index}.png")
-    named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true", "--minutes=1"]
-    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", "--data.num_workers=0", *named])
+    named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true"]
+    quick = ["--data.img_size=128", "--trainer.max_epochs=1", "--baselines=false", "--data.num_workers=0"]
+    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", *named, *quick])
     first = rows(Path("logs/run"))[0]
     assert first["step"] == "0"
     assert float(first["val/acc1"]) > 70  # of 25 by chance
@@ -193,12 +181,12 @@ def test_real_weights_know_photographs_at_step_0(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("phase", ["solving the head", "head solved", "step 0", "epoch 1"])
+@pytest.mark.parametrize("phase", ["solving the head", "step 0", "epoch 1"])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
-    phase: str, devices: int, digits_root: Path, here: Path
+    phase: str, devices: int, digits: Path, here: Path
 ) -> None:
-    given = [f"--data.root={digits_root}", *FEW, f"--model.name={NET}", "--model.weights=net.pth"]
-    given += ["--trainer.max_steps=66", f"--trainer.devices={devices}"]
+    given = [f"--data.root={digits}", *FEW, f"--model.name={NET}", "--model.weights=net.pth"]
+    given += ["--trainer.max_steps=12", f"--trainer.devices={devices}"]
 
     def ended(*arguments: str) -> None:
         job = start(here, *arguments)

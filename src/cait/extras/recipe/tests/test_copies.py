@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from encoded_image import encoded
-from harness import LIMIT, start
 from PIL import Image
-from torch.utils.data import Dataset
 
-import cait
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.dataset import MapSamples
 from cait.data.listing import Files
 from cait.data.reading import Reading, UnreadableImageError, load_rgb
-from cait.data.source import DataSource, SplitSource
-from cait.errors import UserError
 from cait.extras.recipe.copies import Copies
 
 SMALL = Reading(shrink=50)
@@ -41,22 +33,6 @@ def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
         padded = np.pad(means, [(0, side % 2) for side in means.shape[:2]] + [(0, 0)], mode="edge")
         means = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3).mean((1, 3))
     np.testing.assert_allclose(np.asarray(load_rgb(photo, reading=SMALL)), means, atol=3)
-
-
-@pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:4"])
-def test_what_a_jpeg_decoder_halves_is_nearly_the_mean_of_the_pixels(
-    subsampling: str, photographs: list[Image.Image]
-) -> None:
-    for photo in photographs:
-        data = encoded(photo.resize((1300, 870)), quality=90, subsampling=subsampling)
-        with Image.open(BytesIO(data)) as image:
-            size = image.size
-            whole = load_rgb(image, reading=SMALL)
-            assert image.size == size  # an image of the caller is not made smaller
-        halved = load_rgb(BytesIO(data), reading=SMALL)
-        assert halved.size == whole.size == (82, 55)
-        difference = np.abs(np.asarray(halved, float) - np.asarray(whole, float))
-        assert 0 < difference.mean() < 1.5
 
 
 def folder_of(root: Path, photographs: list[Image.Image]) -> Files:
@@ -140,39 +116,6 @@ def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written
     assert load_rgb(image).tobytes() == load_rgb(names[1], reading=SMALL).tobytes()
 
 
-def test_a_size_of_no_pixels_is_refused() -> None:
-    with pytest.raises(UserError, match="shrink must be at least 1, got 0"):
-        ImageNetDataModule(shrink=0)
-
-
-class Own(Dataset):
-    """A data set of one's own, of images in memory."""
-
-    classes = ("a", "b")
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return Image.linear_gradient("L").resize((300, 200)), index % 2
-
-
-def test_copies_are_kept_of_files_that_are_halved_and_of_nothing_else(
-    tmp_path: Path, photographs: list[Image.Image]
-) -> None:
-    class Mine(ImageNetDataModule):
-        def make_source(self) -> DataSource:
-            return SplitSource("mine", "train", "val", lambda split: MapSamples("mine", split, Own(), Own.classes))
-
-    settings = dict(copies_dir=str(tmp_path / "copies"), img_size=16, batch_size=2, num_workers=0, repeats=1)
-    folder_of(tmp_path / "photos", photographs)
-    of_files = ImageNetDataModule(str(tmp_path / "photos"), val_fraction=0.34, **settings)  # type: ignore[arg-type]
-    for data in (of_files, Mine("mine", shrink=50, **settings)):  # type: ignore[arg-type]
-        data.setup("fit")
-        assert next(iter(data.train_dataloader()))[0].shape == (2, 3, 16, 16)
-    assert not (tmp_path / "copies").exists()
-
-
 def test_batches_are_the_same_with_and_without_copies(tmp_path: Path, photographs: list[Image.Image]) -> None:
     folder_of(tmp_path / "photos", photographs)
     settings = dict(img_size=16, batch_size=2, num_workers=0, shrink=50, val_fraction=0.34, seed=3)
@@ -186,28 +129,3 @@ def test_batches_are_the_same_with_and_without_copies(tmp_path: Path, photograph
         found.append(torch.stack([*trained, *held]))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-
-
-@pytest.mark.slow
-def test_a_run_on_large_photographs_keeps_copies_and_predicts_from_the_pixels_that_it_is_scored_on(
-    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for label, name in enumerate(("a", "b")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(6):
-            photo = photographs[label].crop((number, 0, number + 300, 300)).resize((1200, 900))
-            photo.save(tmp_path / "photos" / name / f"{number}.jpg")
-    brief = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=1", "--model.fields.depth=1"]
-    job = start(tmp_path, "fit", "--data.root=photos", *brief)
-    told = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, told
-    assert "images are halved down to 128 pixels; data/cache/copies keeps copies (2 MB)" in " ".join(told.split())
-    assert len([*(tmp_path / "data/cache/copies").rglob("*.ppm")]) == 12
-    monkeypatch.chdir(tmp_path)
-    module = cait.load("photos")
-    data = ImageNetDataModule(**yaml.safe_load(Path("logs/photos/config.yaml").read_text())["data"])
-    data.setup("validate")
-    scored = [image for images, _ in data.val_dataloader() for image in images]
-    assert len(scored) == 2
-    for index, image in enumerate(scored):
-        assert torch.equal(module.transform(data.source.val.name(index)), image)

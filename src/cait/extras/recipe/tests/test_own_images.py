@@ -1,13 +1,10 @@
-"""Own photographs: the layouts of folders, the split, the recipe that is chosen, balance, and one run of it all."""
+"""Own photographs: layouts of folders, the split, the recipe that is chosen, balance, and one run of it all."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +15,10 @@ import pytest
 import timm
 import torch
 import yaml
-from harness import LIMIT, REPO, checkpoint, rows, start
-from lightning.pytorch import Trainer
+from harness import REPO
 from PIL import Image
 
 from cait.cli import main
-from cait.data import listing
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.sampler import Balanced, TrainBatchSampler, occurrences, shares
@@ -31,11 +26,9 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe import arguments
-from cait.extras.recipe.anatomy import arguments_of
-from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import Recipe, choose
-from cait.extras.recipe.survey import Survey, left_out, survey
-from cait.extras.recipe.trial import Trial
+from cait.extras.recipe.survey import Machine, Survey, left_out, survey, this_machine
+from cait.extras.recipe.trial import Pace, Trial
 from cait.extras.recipe.weights import Weights
 from cait.model.network import create_model
 from cait.run.program import Program
@@ -73,17 +66,6 @@ PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, gre
 DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
 
 
-@pytest.mark.parametrize(
-    ("aspect", "given", "is_warned"), [(4.0, {}, True), (1.5, {}, False), (4.0, {"data.fit": "squash"}, False)]
-)
-def test_a_folder_of_long_images_is_told_of_fit(aspect: float, given: dict, is_warned: bool) -> None:
-    lines = choose(replace(PHOTOGRAPHS, aspect=aspect), TWO_CORES, given, Typical()).lines
-    told = "half of the images are at least 4.0 times as long as they are wide, and a crop is square; "
-    assert [f"{told}--data.fit pad or squash keeps their ends"] * is_warned == [
-        text for topic, text in lines if topic == "warning" and "data.fit" in text
-    ]
-
-
 def fill(root: Path, images: dict[str, int], size: int = 24, grey: bool = False, suffix: str = ".png") -> Path:
     """Class folders of noise around a colour of their own."""
     rng = np.random.default_rng(0)
@@ -103,7 +85,7 @@ def listed(root: Path, **settings) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("train", "val"),
-    [("training", "validation"), ("train", "valid"), ("Train", "Test"), ("TRAINING", "val"), ("train", "testing")],
+    [("training", "validation"), ("Train", "Test")],
 )
 def test_usual_names_of_the_two_folders_are_known(train: str, val: str, tmp_path: Path) -> None:
     for folder, count in ((train, 3), (val, 2)):
@@ -111,22 +93,6 @@ def test_usual_names_of_the_two_folders_are_known(train: str, val: str, tmp_path
     source = open_source(str(tmp_path))
     assert (source.class_names, len(source.train), len(source.val)) == (["a", "b"], 6, 4)
     assert not source.holds_out
-
-
-def test_val_comes_before_test_and_names_that_are_given_before_all(tmp_path: Path) -> None:
-    for folder, count in (("train", 4), ("val", 2), ("test", 3)):
-        fill(tmp_path / folder, {"a": count, "b": count})
-    assert len(open_source(str(tmp_path)).val) == 4
-    assert len(open_source(str(tmp_path), val_split="test").val) == 6
-    with pytest.raises(UserError, match="validation does not exist"):
-        _ = open_source(str(tmp_path), val_split="validation").val
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    fill(tmp_path, {"train": 3, "plane": 3})
-    source = open_source(str(tmp_path))
-    assert source.class_names == ["plane", "train"]
-    assert source.holds_out
 
 
 def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
@@ -167,28 +133,12 @@ def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Im
         assert np.abs(np.asarray(load_rgb(path), int) - np.asarray(expected, int)).mean() < 4
 
 
-def test_who_lacks_the_package_for_them_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
-    fill(tmp_path, {"a": 6, "b": 6})
-    (tmp_path / "a/photo.HEIC").touch()
-    arguments.replace_folder(["--data.root", str(tmp_path)], Program())
-    told = " ".join(capsys.readouterr().out.split())
-    assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
-    for image in (tmp_path / "a").glob("*.png"):
-        image.unlink()
-    with pytest.raises(UserError, match=r"no images in the class folder .*/a; to read \.heic, \.venv/bin/pip install"):
-        _ = open_source(str(tmp_path)).train
-
-
 @pytest.mark.parametrize(
     ("what", "words"),
     [
         ("a file", "does not exist; name yours"),
         ("no images", "no images in the class folder"),
         ("one class", "holds 1 class folder(s), at least 2 are needed"),
-        ("an empty class", "no images in the class folder"),
         ("one image", "is the only image of its class; two are needed"),
         ("nowhere", "does not exist; name yours with --data.root"),
         ("two images", "2 training images are too few to learn from"),
@@ -294,12 +244,6 @@ def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict,
     assert {name: found.get(name, "absent") for name in expected} == expected
 
 
-def test_a_mirror_is_said() -> None:
-    alike, given = "--data.hflip 0.5 if left and right are alike", "mirror as given"
-    for settings, words in (({}, alike), ({"data.hflip": 0.5}, given)):
-        assert dict(choose(DIGITS, TWO_CORES, settings, Typical()).lines)["augment"].endswith(words)
-
-
 def test_large_images_are_halved_and_read_once() -> None:
     large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0)
     found = settings(large)
@@ -310,26 +254,12 @@ def test_large_images_are_halved_and_read_once() -> None:
     assert "data.copies_dir" not in unshrunk
     full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
     assert full["data.copies_dir"] is None
-    for given, words in ((None, "no copies are kept"), ("", "no copies are kept")):
-        recipe = choose(large, TWO_CORES, {"data.copies_dir": given}, Typical())
-        assert dict(recipe.lines)["reading"].endswith(words)
-    recipe = choose(large, replace(TWO_CORES, free=1.0), {}, Typical())
-    assert "there is no room for copies" in dict(recipe.lines)["reading"]
+    assert "data.copies_dir" not in settings(large, data__copies_dir=None)
     small = replace(PHOTOGRAPHS, side=250, megapixels=0.1)
     assert "data.shrink" not in settings(small)
     assert settings(replace(small, megapixels=2.3))["data.shrink"] == 128  # a few are huge
     plans = [Pace(0.01, 1, copying=copying).plan(3, 1000, 200)[0] for copying in (0, 60, 600)]
     assert plans[0] > plans[1] > plans[2] >= plans[0] // 2  # training has half of the time, whatever comes first
-
-
-def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often() -> None:
-    few, slow = (
-        choose(replace(PHOTOGRAPHS, val=val), TWO_CORES, {}, Typical(pace=Pace(2e-3, validation=val / 50))).settings
-        for val in (128, 512)
-    )
-    assert (few["data.eval_batch_size"], slow["data.eval_batch_size"]) == (16, 64)
-    assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] == 2
-    assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
 
 
 def test_the_blocks_see_few_patches() -> None:
@@ -354,14 +284,6 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
 
 
-def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
-    few, many = (replace(PHOTOGRAPHS, counts={"a": count, "b": count}) for count in (20, 20_000))
-    assert settings(few)["trainer.max_epochs"] > 150
-    assert settings(many)["trainer.max_epochs"] < 15
-    assert settings(few)["data.batch_size"] % 2 == 0
-    assert settings(PHOTOGRAPHS, trainer__devices=3)["data.batch_size"] % 6 == 0
-
-
 def test_minutes_count_for_any_number_of_images() -> None:
     """There is no step at a number, and an epoch that does not fit is not begun."""
     for images in (50_000, 99_999, 100_000, 1_281_167):
@@ -378,9 +300,7 @@ def test_minutes_count_for_any_number_of_images() -> None:
     [
         ("timm/resnet10t", 48, 48, None),
         ("timm/vgg11", 28, 32, None),  # it halves five times
-        ("timm/inception_v3", 48, 96, None),  # smaller images vanish in it
         ("timm/vit_tiny_patch16_224", 48, 96, "muon"),  # nine patches would be too few
-        ("timm/swin_tiny_patch4_window7_224", 48, 48, "muon"),
         ("timm/resnet10t", 480, 96, None),
         ("timm/no_such_network", 48, 224, None),
     ],
@@ -396,20 +316,13 @@ def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size:
 
 @pytest.mark.parametrize(
     ("image", "side", "size"),
-    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 128), (1e-3, 48, 128), (1e-3, 90, 160), (0.15, 480, 128)],
+    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 128), (1e-3, 48, 128), (1e-3, 90, 160)],
 )
 def test_weights_see_the_largest_images_for_which_there_is_time(image: float, side: int, size: int) -> None:
     folder = replace(PHOTOGRAPHS, side=side)
     recipe = choose(folder, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(image), PUBLISHED)
     assert recipe.settings["data.img_size"] == size
     assert "data.mean" not in recipe.settings
-
-
-@pytest.mark.parametrize(("minutes", "start", "size"), [(1, 5, 160), (1, 20, 128), (10, 20, 224)])
-def test_the_start_takes_its_part_of_the_time(minutes: float, start: float, size: int) -> None:
-    given = {"model.name": "timm/resnet10t"}
-    recipe = choose(PHOTOGRAPHS, TWO_CORES, given, Typical(4e-3, start=start), PUBLISHED, minutes)
-    assert recipe.settings["data.img_size"] == size
 
 
 @pytest.mark.parametrize(
@@ -445,7 +358,7 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
         for image, validation in ((1e-3, 1.0), (0.05, 20.0), (1e-4, 60.0)):
-            pace = Pace(image, validation, copying=5.0, start=15.0, is_measured=True)
+            pace = Pace(image, validation, copying=5.0, start=15.0)
             recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, Typical(pace=pace), minutes=minutes)
             epochs, every = (recipe.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
             if "trainer.max_steps" in recipe.settings:
@@ -469,6 +382,7 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     def recipe(name: str) -> Recipe:
         return Recipe(quick | {"model.name": name})
 
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
     monkeypatch.setattr(
         trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
@@ -503,69 +417,11 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
         arguments.replace_folder(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
 
 
-def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_own_statistics(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
-    given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
-    recipe = choose(replace(DIGITS, side=16), TWO_CORES, given, Typical())
-    data = ImageNetDataModule(**arguments_of(recipe.held(), "data"))
-    of_images = dict(img_size=16, num_classes=10, mean=data.preprocessing.mean, std=data.preprocessing.std)
-    module = CaiTModule(**arguments_of(recipe.held(), "model") | of_images)
-    fit = Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    fit.fit(module, datamodule=data)
-    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
-    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the classes come in order
-    accuracies = []
-    for training in (False, True):
-        module.model.train(training)
-        with torch.no_grad():
-            predicted = torch.cat([module(images[part]).argmax(1) for part in mixed.split(60)])
-        accuracies.append((predicted == labels[mixed]).float().mean().item())
-    assert accuracies[0] > 0.8
-    assert accuracies[0] > accuracies[1] - 0.03
-
-
-@pytest.mark.parametrize("given", ["abc", None, 0, 2.5])
-def test_a_given_number_that_is_none_is_told(given: object) -> None:
-    with pytest.raises(UserError, match=r"--data\.img_size must be a whole number of at least 1"):
-        settings(PHOTOGRAPHS, data__img_size=given)
-
-
 @pytest.mark.parametrize("given", [None, 97, 100, 120])
 def test_the_last_epoch_is_validated(given: int | None) -> None:
     found = {"trainer.max_epochs": given} | settings(PHOTOGRAPHS, **({"trainer__max_epochs": given} if given else {}))
     assert found["trainer.max_epochs"] % found["trainer.check_val_every_n_epoch"] == 0
     assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
-
-
-def test_each_rule_says_why_and_few_images_are_told() -> None:
-    recipe = choose(replace(PHOTOGRAPHS, counts={"a": 300, "b": 3}), TWO_CORES, {}, Typical())
-    said = dict(recipe.lines)
-    assert "3 training images in class b: at least 20 are needed" in str(recipe.lines)
-    assert said.keys() >= {"size", "network", "augment", "length", "optimizer", "balance"}
-
-
-def test_weights_keep_their_network_and_are_trained_gently() -> None:
-    weights = Weights("logs/a", {"model.weights": "a.ckpt", "model.fields.depth": 4, "data.img_size": 48})
-    found = settings(PHOTOGRAPHS, weights=weights)
-    assert (found["model.weights"], found["data.img_size"], found["model.fields.depth"]) == ("a.ckpt", 48, 4)
-    assert "model.optimizer" not in found
-    assert found["model.lr"] < settings(PHOTOGRAPHS)["model.lr"]
-    assert found["trainer.max_epochs"] < settings(PHOTOGRAPHS)["trainer.max_epochs"]
-
-
-def test_a_head_alone_is_solved_and_sees_larger_images() -> None:
-    """The setting is an extra's. Whether it is here is for the run to say."""
-    slow, named = Typical(8e-3), {"model.name": "timm/resnet10t"}
-    whole, frozen = (
-        choose(PHOTOGRAPHS, TWO_CORES, named | {"model.freeze": freeze}, slow, PUBLISHED) for freeze in (False, True)
-    )
-    assert frozen.settings["data.img_size"] > whole.settings["data.img_size"]
-    assert dict(frozen.lines)["length"] == "no epoch: the head is solved on 2 cores"
-    assert "frozen" not in dict(whole.lines)
 
 
 def test_settings_are_read_in_every_spelling() -> None:
@@ -692,8 +548,6 @@ def _weights(kind: str) -> dict:
     return {
         "bare": state,
         "foreign": {"a.weight": torch.zeros(3)},
-        "timm": {"arch": "resnet18", "state_dict": state},
-        "cait": create_model("xs24", img_size=32, num_classes=3).state_dict(),
         "run": {"pytorch-lightning_version": "2", "hyper_parameters": {"name": "xxs24", "fields": fields}}
         | {
             "state_dict": {f"model.{key}": value for key, value in create_model("xxs24", **fields).state_dict().items()}
@@ -702,27 +556,21 @@ def _weights(kind: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "words"),
+    ("kind", "words"),
     [
-        ("bare", None, "; --model.name says which network to train, here xxs24"),
-        ("bare", "timm/test_vit", "; --model.name says which network to train, here timm/test_vit"),
-        ("cait", None, "in the model; --model.name says which"),
-        ("timm", None, "; it is of timm/resnet18; --model.name says which"),
-        (
-            "run",
-            None,
-            """; it is of xxs24 with --model.fields '{"depth": 1, "embed_dim": 32}'; --model.name says which""",
-        ),
+        ("bare", "; --model.name says which network to train, here xxs24"),
+        ("foreign", "in the model; --model.name says which"),
+        ("run", """; it is of xxs24 with --model.fields '{"depth": 1, "embed_dim": 32}'; """),
     ],
 )
 def test_weights_of_another_network_are_refused_before_anything_is_measured(
-    kind: str, name: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    kind: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "photos", {"a": 12, "b": 12})
     torch.save(_weights(kind), "w.pth")
     with pytest.raises(SystemExit) as stop:
-        main(["fit", "--data.root=photos", "--from=w.pth", *([f"--model.name={name}"] if name else [])])
+        main(["fit", "--data.root=photos", "--from=w.pth"])
     out, err = capfd.readouterr()
     assert (stop.value.code, out) == (2, "")  # not a line of the recipe, which a trial measures
     assert err.startswith("cait: error: w.pth is of another network: ")
@@ -734,19 +582,15 @@ def test_weights_of_another_network_are_refused_before_anything_is_measured(
 BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1"]
 
 
-def fit(folder: Path, *arguments: str) -> str:
-    job = start(folder, "fit", *arguments)
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
-    return output
-
-
-def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp_path: Path, capsys) -> None:
+def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, caplog
+) -> None:
+    monkeypatch.chdir(tmp_path)
     fill(tmp_path / "my photos", {"it's": 24, "ä ö": 6})
-    output = trained = fit(tmp_path, "--data.root", "my photos", *BRIEF)
+    main(["fit", "--data.root", "my photos", *BRIEF])
+    output = capfd.readouterr().out
     chosen = output[: output.index("Any setting")]
     assert max(map(len, chosen.splitlines())) <= 80
-    assert "balance" in chosen
     run = tmp_path / "logs" / "my-photos"
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["data"]["balance"], config["best_metric"]) == ("sqrt", "val/acc1_macro")
@@ -754,55 +598,23 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     assert config["model"]["fields"]["embed_dim"] == 96
     held = list(csv.DictReader((run / "validation.csv").open(encoding="utf-8")))
     assert Counter(row["class"] for row in held) == {"it's": 2, "ä ö": 1}
-    assert all((tmp_path / "my photos" / row["path"]).is_file() for row in held)
     counted = list(csv.DictReader((run / "per_class.csv").open(encoding="utf-8")))
     assert [(row["class"], row["images"]) for row in counted] == [("it's", "2"), ("ä ö", "1")]
-    assert (run / "checkpoints" / "best.ckpt").is_file()
 
     # The folder grows: the run keeps the images that it held out, and is scored on them alone.
-    before = (run / "validation.csv").read_bytes()
     fill(tmp_path / "my photos" / "ä ö", {".": 8}, suffix=".bmp")  # beside those that were held out
-    refused = start(tmp_path, "resume", "my-photos", "--trainer.max_epochs=5")
-    assert "training pictures" in refused.communicate(timeout=LIMIT)[0]
-    assert (refused.returncode, (run / "validation.csv").read_bytes()) == (2, before)
-    scored = start(tmp_path, "eval", "my-photos")
-    output = scored.communicate(timeout=LIMIT)[0]
-    assert scored.returncode == 0, output
+    with pytest.raises(SystemExit):
+        main(["resume", "my-photos", "--trainer.max_epochs=5"])
+    assert "training pictures" in capfd.readouterr().err
+    main(["eval", "my-photos"])
     scores = json.loads((run / "evaluation.json").read_text())["raw"]
     assert scores["images"] == 3
-    best = {name: pytest.approx(scores[name.removeprefix("val/")]) for name in ("val/acc1_macro", "val/acc1")}
-    assert f"val/acc1_macro {scores['acc1_macro']:.2f} %" in trained
-    assert "mean of the classes 50.00 % always the class" in " ".join(trained.split())  # chance
-    main(["runs", str(tmp_path / "logs"), "--json"])
-    assert json.loads(capsys.readouterr().out)[0]["best"] == best
+    assert f"val/acc1_macro {scores['acc1_macro']:.2f} %" in output
 
     fill(tmp_path / "my photos", {"new": 6})
-    weighted = ["--model.class_weights=balanced", "--data.balance=null"]
-    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, *weighted, "--run_name=second")
-    assert "the head's rows of 2 classes kept by name, 1 new" in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_chosen_and_balanced_run_that_is_killed_ends_with_the_same_bits(devices: int, tmp_path: Path) -> None:
-    fill(tmp_path / "photos", {"a": 60, "b": 9})
-    settings = ["--data.root=photos", *BRIEF, "--trainer.max_epochs=6", "--trainer.log_every_n_steps=1"]
-    settings += ["--trainer.check_val_every_n_epoch=1", f"--trainer.devices={devices}"]
-    fit(tmp_path, *settings, "--run_name=whole")
-    job = start(tmp_path, "fit", *settings, "--run_name=cut")
-    while job.poll() is None and not (tmp_path / "logs/cut/checkpoints/last.ckpt").is_file():
-        time.sleep(0.05)
-    assert job.poll() is None, job.communicate()[0]
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    resumed = start(tmp_path, "resume", "cut")
-    output = resumed.communicate(timeout=LIMIT)[0]
-    assert resumed.returncode == 0, output
-    whole, cut = (checkpoint(tmp_path / "logs" / name) for name in ("whole", "cut"))
-    assert whole["ImageNetDataModule"]["depends_on"]["order of the images"] == "balanced sqrt"
-    for key, value in whole["state_dict"].items():
-        assert torch.equal(value, cut["state_dict"][key]), key
-    assert rows(tmp_path / "logs/cut") == rows(tmp_path / "logs/whole")
+    weighted = ["--model.class_weights=balanced", "--data.balance=null", "--trainer.max_steps=1", "--baselines=false"]
+    main(["fit", "--data.root=my photos", "--from", "my-photos", *BRIEF, *weighted, "--run_name=second"])
+    assert "the head's rows of 2 classes kept by name, 1 new" in caplog.text
 
 
 @pytest.mark.parametrize(("capability", "fast"), [(7, False), (8, True)])  # T4, V100 and RTX 20; A100
@@ -819,17 +631,3 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     assert (machine.gpus, machine.fast_bf16) == (1, fast)
     chosen = choose(PHOTOGRAPHS, machine, {}, Typical()).settings
     assert chosen.get("trainer.precision") == ("bf16-mixed" if fast else None)
-
-
-@pytest.mark.parametrize(("accelerator", "gpus"), [(None, 1), ("mps", 1), ("cpu", 0)])
-def test_apples_gpu_is_planned_for_as_others_are_but_in_float32(
-    accelerator: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    given = {"trainer.accelerator": accelerator} if accelerator else {}
-    machine = this_machine(given)
-    assert machine.gpus == gpus
-    chosen = choose(PHOTOGRAPHS, machine, given, Typical()).settings
-    like = Machine(machine.cores, gpus, machine.fast_bf16 and not gpus)
-    assert chosen == choose(PHOTOGRAPHS, like, given, Typical()).settings
-    assert gpus == 0 or (not machine.fast_bf16 and "trainer.precision" not in chosen)
