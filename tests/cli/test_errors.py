@@ -33,7 +33,7 @@ FIT = ["fit", "--config", "digits.yaml"]
 # Refused before a folder is made. Options of fit alone stand here with what the line says.
 OPTIONS = {
     "--model.lr fast": "--model.lr cannot be 'fast': it takes",
-    "--model.lr -1e-3": "lr must be at least 0, got -0.001",
+    "--model.lr=-1e-3": "lr must be at least 0, got -0.001",
     "--model.lr": "--model.lr",
     "--modl.lr 3": "there is no option --modl.lr; did you mean --model.lr?",
     "--batch_size 8": "did you mean --data.batch_size?",

@@ -31,6 +31,7 @@ class MyModule(CaiTModule):
     def __init__(self, answer: int = 41, **settings):
         super().__init__(**settings)
         self.answer = answer
+        self.save_hyperparameters("answer")
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()

@@ -160,7 +160,7 @@ def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
     for verb, arguments in (VERBS | files).items():
-        if verb not in ("plot", "demo") and arguments[0] in command.verbs():  # they need no settings
+        if verb not in ("plot", "heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
             line, shown = told(arguments, capfd)
             assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
@@ -233,9 +233,9 @@ def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
 
 
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
-    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json: it is no JSON"),
+    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
     "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
-    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
+    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json: its content cannot be used"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
     "scores: a class": ("card", scores(lambda found: found["raw"].update(per_class={"a": []})), "raw.per_class.a"),
     "baselines": ("card", written("baselines.json", '{"step": 1}'), "baselines.json: metric cannot be used"),

@@ -93,8 +93,8 @@ def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monke
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("truncated", "ILSVRC2012_img_train.tar is not the published file, its MD5 sum is another: download it again"),
-        ("no devkit", "to unpack ImageNet it needs ILSVRC2012_devkit_t12.tar.gz too"),
+        ("truncated", "cannot unpack .*ILSVRC2012_img_train.tar"),
+        ("no devkit", "to unpack ImageNet .* needs ILSVRC2012_devkit_t12.tar.gz too"),
         ("full disk", r"img_train.tar 0\.0 GB are needed in .*, 0\.0 GB are free"),
     ],
 )

@@ -8,7 +8,7 @@ from attention_cases import DEVICE, attention_case, attention_results
 from torch import Tensor
 
 from cait.model import talking_heads
-from cait.model.talking_heads import BACKENDS, TalkingHeads, padded
+from cait.model.talking_heads import TalkingHeads, backend_named, padded
 
 
 def errors(case: list[Tensor], backend: str) -> list[float]:
@@ -60,8 +60,8 @@ def test_recomputing_attention_passes_gradcheck() -> None:
 def test_what_has_no_numbers_takes_the_plain_operations() -> None:
     case = attention_case(2, 5, torch.float32)[:5]
     case[0].requires_grad_()
-    assert BACKENDS["recompute"](*case, 0.5).grad_fn.name() == "TalkingHeadsBackward"
-    assert "TalkingHeads" not in BACKENDS["recompute"](*(part.to("meta") for part in case), 0.5).grad_fn.name()
+    assert backend_named("recompute")(*case, 0.5).grad_fn.name() == "TalkingHeadsBackward"
+    assert "TalkingHeads" not in backend_named("recompute")(*(part.to("meta") for part in case), 0.5).grad_fn.name()
 
 
 def test_recomputing_keeps_one_map() -> None:
@@ -77,7 +77,7 @@ def test_recomputing_keeps_one_map() -> None:
 
         leaves = [tensor.requires_grad_() for tensor in (qkv, *(mixer.float() for mixer in mixers))]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
-            BACKENDS[backend](*leaves, 0.1)
+            backend_named(backend)(*leaves, 0.1)
         kept[backend] = sum(size for size in sizes.values() if size >= one)
     assert kept["recompute"] == one
     assert kept["reference"] >= 3 * one

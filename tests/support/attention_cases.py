@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cait.model.talking_heads import BACKENDS
+from cait.model.talking_heads import backend_named
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -23,5 +23,5 @@ def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batc
 def attention_results(case: list[Tensor], backend: str) -> list[Tensor]:
     """The output, and the gradients of qkv, W_l, b_l, W_w and b_w."""
     leaves = [tensor.clone().requires_grad_() for tensor in case[:5]]
-    out = BACKENDS[backend](*leaves, leaves[0].shape[-1] ** -0.5)
+    out = backend_named(backend)(*leaves, leaves[0].shape[-1] ** -0.5)
     return [out.detach(), *torch.autograd.grad(out, leaves, case[5])]

@@ -175,7 +175,7 @@ def test_a_run_is_taken_out_raw_and_averaged(here: Path, capfd: pytest.CaptureFi
         (["a", "--format", "tflite"], "invalid choice: 'tflite'"),
         (["a"], "logs/a/config.yaml does not say how images are prepared"),
         (["b"], "nothing to export"),
-        (["c"], "logs/c/config.yaml is missing"),
+        (["c"], "there is no run logs/c"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(["export", *arguments])
