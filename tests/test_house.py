@@ -75,6 +75,7 @@ def test_the_model_needs_torch_alone() -> None:
     assert done.stdout.strip() == "11956264", done.stderr
 
 
+@pytest.mark.slow
 def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"

@@ -78,6 +78,7 @@ def test_small_batches_need_one_graph_whatever_is_dropped(only_graphs: None) -> 
     assert kept == set(range(1, batch + 1))  # 1 stands for no image too: one is then computed, times 0
 
 
+@pytest.mark.slow
 def test_blocks_with_and_without_the_class_token_are_compiled_apart(only_graphs: None) -> None:
     settings = SMALLEST | dict(depth=2, class_token_at=1)
     eager, compiled = (create_model("xxs24", 8, 7, 0.0, **settings) for _ in range(2))

@@ -123,7 +123,7 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stem", ["pooled", *slow("conv")])
-@pytest.mark.parametrize("format", ["torch_export", "onnx"])
+@pytest.mark.parametrize("format", ["torch_export", *slow("onnx")])
 def test_it_is_exported(format: str, stem: str, tmp_path: Path) -> None:
     if format == "onnx":
         pytest.importorskip("onnxruntime")

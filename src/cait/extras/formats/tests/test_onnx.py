@@ -42,6 +42,7 @@ def test_the_runtime_gives_the_networks_logits(fields: dict, tmp_path: Path) -> 
     assert expected.std() > 1e-2
 
 
+@pytest.mark.slow
 def test_the_file_does_not_depend_on_the_memory_format(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = network.build("timm/test_efficientnet", 32, 7, channels_last=True)

@@ -78,6 +78,7 @@ def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None
     assert SearchSpace(write(tmp_path, metric="val/loss")).direction == "minimize"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_a_sweep_that_is_killed_draws_the_same_trials(sampler: str, tmp_path: Path) -> None:
     """A trial that was running at the kill is tried again, as Optuna's callback has it, before the next one begins."""

@@ -65,6 +65,7 @@ def test_arguments_without_a_tracker_are_refused() -> None:
         trackers.callbacks(run)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_mlflow_under_its_id(here: Path) -> None:
     from mlflow.tracking import MlflowClient
 
