@@ -5,6 +5,7 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
 from harness import REPO, python
 
 # From the top; a module may import from its own room and from those below it.
