@@ -66,6 +66,10 @@ def _make_key() -> None:
             beside = disk.scratch(path)
             with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(BYTES))
-            with suppress(FileExistsError):  # of two processes that do so at once, one's key stays
+            try:
                 os.link(beside, path)
-            beside.unlink()
+            except FileExistsError:  # of two processes that do so at once, one's key stays
+                pass
+            except OSError:  # a file system without links
+                beside.replace(path)
+            beside.unlink(missing_ok=True)

@@ -53,10 +53,15 @@ OPTIONS = {
     "--run_name taken": "cannot use logs/taken",
     "--trainer.max_epochs -3": "max_epochs",
     "--trainer.max_epochs 0": "max_epochs 0 trains nothing",
+    "--trainer.val_check_interval 0": "val_check_interval must be above 0, got 0",
+    "--seed_everything true": "--seed_everything must be a whole number, got True",
     "--trainer.strategy fsdp": "--trainer.strategy",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks cannot be 'EarlyStoping'",
     "--trainer.callbacks EarlyStopping": "callbacks.EarlyStopping: ",
+    "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.mode up": (
+        "cannot make lightning.pytorch.callbacks.EarlyStopping: `mode` can be min, max, got up"
+    ),
     "--model.loss torch.nn:ReLU": "the loss torch.nn:ReLU fails on logits [2, 10] and targets [2, 10]: TypeError",
     "--model.name own_parts:Failing --model.fields null": "cannot make own_parts:Failing: RuntimeError: no such luck (",
     "extra": "what is 'extra'? Settings are given as --name value",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -328,6 +329,18 @@ def test_the_trainer_has_no_other_setting_that_takes_an_object() -> None:
     """A canary for Lightning's upgrades."""
     parameters = signature(Trainer.__init__).parameters.items()
     assert sorted(name for name, parameter in parameters if "lightning." in str(parameter.annotation)) == [*trust.BUILT]
+
+
+def test_a_key_is_made_also_on_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "link", refuse)
+    text = run_signature.signed("model: {}\n")
+    assert run_signature.is_own(text)
+    assert not run_signature.is_own(f"{text}trainer: {{}}\n")
+    assert [path.name for path in (tmp_path / "cait").iterdir()] == ["key"]
 
 
 def test_what_this_account_signed_needs_no_trust(tmp_path: Path, digits_root: Path, monkeypatch, capfd) -> None:

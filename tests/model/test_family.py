@@ -224,6 +224,7 @@ def test_cosine_scores() -> None:
         (dict(drop_path_rate=1.0), r"\[0, 1\)"),
         (dict(depth=-1), "depth must be at least 0, got -1"),
         (dict(embed_dim="big"), "embed_dim must be a whole number"),
+        (dict(attention_backend=3), "attention_backend must be a name, got 3"),
     ],
 )
 def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:

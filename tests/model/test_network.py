@@ -48,6 +48,10 @@ def plain_or_dropping(img_size: int, num_classes: int, drop_path_rate: float = 0
     return (Dropping if drop_path_rate == 0.1 else Plain)(img_size, num_classes, **fields)
 
 
+def any_arguments(**given: Any) -> Plain:
+    return plain_or_dropping(**given)
+
+
 HERE = f"{__name__}:Plain"
 
 
@@ -61,6 +65,7 @@ HERE = f"{__name__}:Plain"
         ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
         (HERE, dict(width=5), "Plain", "head"),
         (f"{__name__}:plain_or_dropping", dict(width=5), "Dropping", "head"),
+        (f"{__name__}:any_arguments", dict(width=5), "Dropping", "head"),
     ],
 )
 def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str, head: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from torture import same
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.progress import Position
+from cait.run import signals
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
@@ -268,6 +271,27 @@ def test_a_save_that_is_due_before_a_validation_is_made_after_it(
     monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.of(of[1])) or save(*of))
     fit(every_n_steps=2, val_check_interval=1, max_epochs=1)
     assert [position.batch for position in saved] == [2, 4, 6, 0]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 10), (0.6, 8), (12.0, 1)])
+def test_processes_agree_after_fewer_steps_if_steps_are_slow(
+    seconds: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now)
+    strategy = SimpleNamespace(root_device="cpu", reduce=lambda told, reduce_op: told)
+    fit: Any = SimpleNamespace(global_step=0, world_size=2, is_global_zero=True, strategy=strategy)
+    fit.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace())
+    watched, asked = signals.StopSignals(), []
+    watched.watch(fit)
+    for step in range(1, 41):
+        now += seconds
+        fit.global_step = step
+        if watched.is_due(fit):
+            watched.agreed(fit, save=False)
+            asked.append(step)
+    watched.restore()
+    assert {later - earlier for earlier, later in pairwise(asked)} == {steps}
 
 
 @pytest.mark.slow

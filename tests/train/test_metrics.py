@@ -98,6 +98,7 @@ def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, mon
     [
         ({"a/b": OWN}, r"a metric of your own cannot be called 'a/b': take letters, digits and \. _ -"),
         ({"acc1": OWN}, "cannot be called acc1, which is there already"),
+        ({"calibration": OWN}, "cannot be called calibration, which is there already"),
         ({"f1": "builtins:dict"}, "must return a torchmetrics.Metric, got dict"),
     ],
 )

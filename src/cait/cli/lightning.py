@@ -189,6 +189,9 @@ class CaiTCLI(LightningCLI):
 
             words = [VERBS[self.arguments[0]], *self.arguments[1:]]
             raise UserError(refusals.explain(str(error), words, self._known())) from error
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool):  # Lightning takes true as a random seed, false as none
+            raise UserError(f"--seed_everything must be a whole number, got {seed}")
         if self.config.subcommand == "fit":
             trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
             self._check_saved()

@@ -80,7 +80,8 @@ class FolderSource:
         """
         root, splits = self.root, self.splits
         if not root.is_dir():
-            raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
+            what = "is a file" if root.is_file() else "does not exist"
+            raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
         if train is None or self._are_classes(train, val):
             return root, None

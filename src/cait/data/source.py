@@ -101,6 +101,6 @@ def _open_own(path: str, split: str) -> MapSamples:
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
     names = list(getattr(dataset, "classes", None) or [])
-    if len(names) < 2 or not len(dataset):
+    if len(names) < 2 or not len(dataset) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
     return MapSamples(path, split, dataset, names)

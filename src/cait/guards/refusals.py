@@ -41,8 +41,12 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
 
 def cannot_make(message: str) -> str:
     """jsonargparse's error about a class path whose object cannot be made; empty for any other error."""
-    found = re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - | Given value|$)", one_line(message))
-    return f"cannot make {found[1]}: {found[2]}" if found else ""
+    line = one_line(message)
+    if found := re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - | Given value|$)", line):
+        return f"cannot make {found[1]}: {found[2]}"
+    found = re.match(r"Does not validate against .*? Errors: - (.*?) - .* Given value: (.*)", line)
+    classes = re.findall(r"class_path'?[=:] ?'(.+?)'", found[2]) if found else []
+    return f"cannot make {' or '.join(classes)}: {found[1]}" if found and classes else ""
 
 
 def _hint(word: str, verb: str, known: list[str]) -> str:

@@ -35,8 +35,10 @@ def check_numbers(given: Any) -> None:
     if given.accumulate_grad_batches is not None and given.accumulate_grad_batches < 1:
         raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
-    if interval is not None and not isinstance(interval, int | float):
-        # Each process would go by its own clock, and a resumed run by another one.
+    if isinstance(interval, int | float):
+        if interval <= 0:
+            raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
+    elif interval is not None:  # each process would go by its own clock, and a resumed run by another one
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")

@@ -104,7 +104,7 @@ class CaiTConfig:
         return (self.global_pool == "token") + self.distillation_token
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
 
 
 def _check(name: str, value: Any, hint: Any) -> None:

@@ -180,10 +180,11 @@ def laid_out(network: nn.Module, name: str, channels_last: bool | Literal["auto"
 
 
 def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
-    takes: Any = ()
+    takes: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # no signature, as of classes in C
         takes = inspect.signature(references.locate(name)).parameters
-    if arguments["drop_path_rate"] is None or "drop_path_rate" not in takes:
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    if arguments["drop_path_rate"] is None or not ("drop_path_rate" in takes or any_name):
         del arguments["drop_path_rate"]  # a recipe sets it for any network
     network = references.made(name, **arguments)
     if not isinstance(network, nn.Module):

@@ -20,7 +20,7 @@ from torch import Tensor
 from cait import ckpt, disk, progress
 from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
-from cait.run.signals import STEPS, StopSignals
+from cait.run.signals import StopSignals
 from cait.train.metrics import known_mode
 
 
@@ -85,7 +85,7 @@ class LastCheckpoint(Checkpoint):
     """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
     At SIGTERM, SIGINT, SIGUSR1 or SIGHUP the process finishes the running step, saves, and exits with 128 + the
-    signal's number. Several processes agree on it every `cait.run.signals.STEPS` steps.
+    signal's number. Several processes agree on it every few steps, see `cait.run.signals`.
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
     a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. So whatever
@@ -143,7 +143,7 @@ class LastCheckpoint(Checkpoint):
         self._last_step = trainer.global_step
         self._note_patience(trainer)
         self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
-        if trainer.world_size == 1 or trainer.global_step % STEPS == 0:
+        if self.signals.is_due(trainer):
             self._ask(trainer)
         if not _validation_follows(trainer):
             self._save_and_leave(trainer)

@@ -7,6 +7,7 @@ import errno
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -18,8 +19,8 @@ from cait.cores import STOPPING, discard
 
 LOST = (errno.EIO, errno.EPIPE)
 """Errors of a stream whose terminal or reader has gone."""
-STEPS = 10
-"""Optimizer steps between two agreements of several processes."""
+STEPS, SECONDS = 10, 5.0
+"""Optimizer steps between two agreements of several processes, and fewer if they take longer than that."""
 
 
 class StopSignals:
@@ -27,6 +28,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
+        self._next_step = self._last_step = 0
+        self._last_time = 0.0
         self._found: dict[signal.Signals, Any] = {}
 
     def watch(self, trainer: Trainer) -> None:
@@ -34,6 +37,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # under nohup
             self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING if signum not in kept}
+        self._next_step, self._last_step, self._last_time = 0, trainer.global_step, time.monotonic()
         # Before every batch Lightning would ask all processes whether to stop, and wait for the device.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
@@ -42,15 +46,24 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = signum
 
+    def is_due(self, trainer: Trainer) -> bool:
+        """Whether to ask after this step. To ask makes several processes wait for their devices."""
+        return trainer.world_size == 1 or trainer.global_step >= self._next_step
+
     def agreed(self, trainer: Trainer, save: bool) -> tuple[int, bool]:
         """(the signal that some process has received or 0, whether process 0 wants to save): the same for all.
 
-        All processes ask after the same step. Several wait for their devices, so ask every `STEPS` steps.
+        All processes ask after the same steps, because they also agree on how long a step takes.
         """
         if trainer.world_size == 1:
             return self.received, save
-        own = torch.tensor([self.received, save and trainer.is_global_zero], device=trainer.strategy.root_device)
-        received, any_saves = trainer.strategy.reduce(own, reduce_op="max").tolist()
+        step, now = trainer.global_step, time.monotonic()
+        milliseconds = int(1000 * (now - self._last_time) / max(1, step - self._last_step))
+        own = [self.received, save and trainer.is_global_zero, milliseconds]
+        on_device = torch.tensor(own, device=trainer.strategy.root_device)
+        received, any_saves, slowest = trainer.strategy.reduce(on_device, reduce_op="max").tolist()
+        self._next_step = step + max(1, min(STEPS, int(1000 * SECONDS) // max(1, slowest)))
+        self._last_step, self._last_time = step, time.monotonic()
         return received, bool(any_saves)
 
     def restore(self) -> None:

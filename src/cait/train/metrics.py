@@ -21,6 +21,11 @@ from cait.train.losses import Distillation, Loss, LossSettings, distillation_los
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 """Names of the scores that every evaluation has; a metric of the user's own must have another name."""
 
+RESERVED = (
+    *("confusion", "confusions", "never_predicted", "calibration", "thresholds", "wanted_accuracy"),
+    *("multi_label", "real", "v2", "extra"),
+)
+"""Names that mean something else in the evaluation.json of a run."""
 NAME = re.compile(r"\w[\w.-]*")
 """Names of metrics that metrics.csv and every tracker take."""
 
@@ -176,7 +181,7 @@ class EvalMetrics(nn.Module):
 def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
     if not NAME.fullmatch(name):
         raise UserError(f"a metric of your own cannot be called {name!r}: take letters, digits and . _ -")
-    if name in STANDARD:
+    if name in (*STANDARD, *RESERVED):
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
     metric = made(path, **size)
     if not isinstance(metric, Metric):

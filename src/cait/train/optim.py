@@ -17,7 +17,10 @@ from cait import references
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import check_at_least
 
-L2 = {"sgd", "momentum", "asgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "rmsproptf"}
+L2 = {
+    *("sgd", "momentum", "asgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "rmsproptf"),
+    *("adopt", "madgrad"),
+}
 """Optimizers that add the decay to the gradient. Adaptive ones then divide it by what dwarfs the gradient."""
 
 
