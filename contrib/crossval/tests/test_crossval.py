@@ -46,7 +46,8 @@ def test_the_best_score_of_a_fold_follows_from_the_metric(
     runs = [tmp_path / f"fold-{fold}" for fold in range(2)]
     for run in runs:
         run.mkdir()
-        config = f"{{best_metric: {metric}, best_mode: {mode}, model: {{metrics: {metrics}}}}}\n"
+        config = f"{{best_metric: {metric}, best_mode: {mode}, "
+        config += f"model: {{name: xxs24, metrics: {metrics}}}, data: {{root: data}}}}\n"
         (run / "config.yaml").write_text(config)
         (run / "metrics.csv").write_text(f"epoch,step,{metric}\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
     verb._report(tmp_path, runs)

@@ -97,7 +97,7 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     asked, expected = [], []
     for number, (filter, fit) in enumerate(product(INTERPOLATIONS * 2, ("crop", "pad", "squash"))):
-        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7), (1, 90), (41, 40)][number % 7]
+        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7), (1, 30), (41, 40)][number % 7]
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots

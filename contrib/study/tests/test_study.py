@@ -36,8 +36,8 @@ TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.
 def grid_file(tmp_path: Path) -> Path:
     """The grid with sizes of one and of two runs of 6 blocks."""
     content = yaml.safe_load(GRID.read_text())
-    one = {"depths": [6], "seeds": 1, "methods": ["layerscale"], "places": []}
-    content["sizes"] = {"one": one, "two": one | {"methods": ["plain", "layerscale"]}}
+    methods = {"one": ["layerscale"], "two": ["plain", "layerscale"]}
+    content["sizes"] = {size: {"depths": [6], "seeds": 1, "methods": methods[size], "places": []} for size in methods}
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
