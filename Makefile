@@ -58,7 +58,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the tests of every part, in 9 to 15 minutes on 2 cores
+test: $(READY) ## Run the tests of every part, in 5 to 8 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-contrib
