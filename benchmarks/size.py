@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(7360, 6700),
+    "lines of model, data, train, run and cli": Limit(7380, 6700),
     "lines of all source without tests": Limit(18070, 12500),
     "lines of its tests": Limit(17250, 13000),
     "lines of contrib without tests": Limit(4300, 4300),
@@ -52,7 +52,7 @@ LIMITS = {
     "files of a step": Limit(12, 12),
     "lines of a step": Limit(1910, 1700),
     "files of a checkpoint and its resume": Limit(14, 14),
-    "lines of a checkpoint and its resume": Limit(2630, 2600),
+    "lines of a checkpoint and its resume": Limit(2640, 2600),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(15, 15),

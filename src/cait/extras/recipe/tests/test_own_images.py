@@ -136,7 +136,7 @@ def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Im
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("a file", "does not exist; name yours"),
+        ("a file", "is a file"),
         ("no images", "no images in the class folder"),
         ("one class", "holds 1 class folder(s), at least 2 are needed"),
         ("one image", "is the only image of its class; two are needed"),
