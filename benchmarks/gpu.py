@@ -26,7 +26,8 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "contrib/fused/tests/test_fused.py"
-TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
+TRAINING = ["tests/test_gpu.py"] if importlib.util.find_spec("lightning") else []
+TESTS = [FUSED, "tests/model/test_model.py", *TRAINING]
 BACKENDS = ["fused", "recompute", "reference"]
 
 
