@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait.data import source
@@ -133,7 +134,13 @@ class AnnotatedSource(FolderSource):
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
         elif not val and (self._groups or self.asked.multi_label):
             train, val = self._hold_out(pool)
-        elif not val:
+        elif val:
+            learned, held = ({self._groups[path] for path, _ in side if path in self._groups} for side in (train, val))
+            if shared := sorted(learned & held):
+                rank_zero_info(
+                    f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}"
+                )
+        else:
             train, val = map(list, hold_out(Files(pool), self.splits.val_fraction))
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
@@ -142,10 +149,15 @@ class AnnotatedSource(FolderSource):
 
     def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
-        folds = max(2, round(1 / self.splits.val_fraction))
-        folds = min(folds, len({self._groups[path] for path, _ in pool}) if self._groups else len(pool))
+        wanted = max(2, round(1 / self.splits.val_fraction))
+        folds = min(wanted, len({self._groups[path] for path, _ in pool}) if self._groups else len(pool))
         if not self.asked.multi_label:
             folds = min(folds, max(Counter(label for _, label in pool).values()))
+        if folds < 2:
+            raise UserError(f"{self.asked.labels}: two groups are needed to hold one out, and two images of a class")
+        if folds < wanted:
+            few = "groups" if self._groups else "images"
+            rank_zero_info(f"{self.asked.labels} has too few {few}: 1 of {folds} is held out")
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):

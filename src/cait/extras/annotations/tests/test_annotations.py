@@ -102,7 +102,9 @@ def test_groups_stay_together_as_in_scikit_learn(here: Path, folds: int | None) 
 
 
 @pytest.mark.parametrize(("groups", "folds"), [(2, None), (30, None), (4, 5)])
-def test_as_many_groups_are_held_out_as_there_are(groups: int, folds: int | None, here: Path) -> None:
+def test_as_many_groups_are_held_out_as_there_are(
+    groups: int, folds: int | None, here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The same folds as a run is scored on, though a tenth cannot be had; each class keeps training images."""
     paths = [path for path in images() if path.startswith("train/")][::9]
     rows = [(path, Path(path).parent.name, f"patient {number % groups}") for number, path in enumerate(paths)]
@@ -113,6 +115,8 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, folds: int | None
             _ = source.val
         return
     of = {path: group for path, _, group in rows}
+    _ = source.val
+    assert ("few.csv has too few groups: 1 of 2 is held out" in caplog.text) is (groups == 2)
     learn, held = ({of[path] for path in below(samples)} for samples in (source.train, source.val))
     assert not learn & held
     assert len(held) == max(1, groups // 10)
@@ -149,7 +153,7 @@ REFUSED = [
     (f"path,label\n{ONE},a\n{TWO},b\n", "is the only image of its class"),
     (f"path,label,split\n{ONE},a,train\n{TWO},b,val\n", "no training images are left of the class b"),
     (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
-    (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "2 images cannot be divided into 1 folds"),
+    (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "two groups are needed to hold one out"),
     (f"path,label\n{ONE},a\n{TWO},K\udce4se\n", "line 3: the label K�se is not UTF-8"),
 ]
 SEVERAL = [
