@@ -165,10 +165,11 @@ def test_the_count_for_any_network() -> None:
     assert forward_gmacs(torch.nn.Linear(3, 3), (3, 8, 8)) is None
 
 
-def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(capsys) -> None:
+def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(tmp_path: Path, capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    fit = trainer(max_epochs=3, check_val_every_n_epoch=2, callbacks=[steps, clock := Clock(), EpochLines(clock)])
+    shown = [steps, clock := Clock(), EpochLines(clock)]
+    fit = trainer(max_epochs=3, check_val_every_n_epoch=2, default_root_dir=tmp_path, callbacks=shown)
     fit.fit(module(lr=1e-2, warmup_epochs=0, per_class=True), loader(), loader(8))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     for line, part in zip(lines, (losses[:6], losses[6:12], losses[12:]), strict=True):
