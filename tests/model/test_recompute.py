@@ -51,7 +51,7 @@ def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pyte
 
 
 def test_recomputing_attention_passes_gradcheck() -> None:
-    qkv, weight_l, bias_l, weight_w, bias_w, _ = attention_case(3, 5, torch.float64, width=4)
+    qkv, weight_l, bias_l, weight_w, bias_w, _ = attention_case(3, 5, torch.float64, k=4)
     for tensor in (qkv, weight_l, weight_w, bias_w):  # bias_l's gradient is 0, which differences only come near
         tensor.requires_grad_()
     assert torch.autograd.gradcheck(TalkingHeads.apply, (qkv, weight_l, bias_l, weight_w, bias_w, 0.5))

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from attention_cases import attention_case, attention_results
 from harness import LIMIT, environment, slow
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.model.talking_heads import backend_named
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -59,23 +60,7 @@ def tiles_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ROWS", 16)
 
 
-def case(heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 1) -> list[Tensor]:
-    """qkv, W_l, b_l, W_w, b_w and the gradient of the output."""
-    generator = torch.Generator().manual_seed(heads * 1000 + N)
-    shapes = [(batch, N, 3, heads, k), *[(heads, heads), (heads,)] * 2, (batch, N, heads * k)]
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    for tensor in tensors[1:5]:
-        tensor *= heads**-0.5
-    return [tensor.to(DEVICE, dtype) for tensor in tensors]
-
-
-def results(given: list[Tensor], backend: str) -> list[Tensor]:
-    """The output and the gradients of qkv, W_l, b_l, W_w and b_w."""
-    qkv, weight_l, bias_l, weight_w, bias_w = (tensor.clone().requires_grad_() for tensor in given[:5])
-    leaves = (qkv, weight_l, bias_l, weight_w, bias_w)
-    attend = backend_named(backend)
-    out = attend(*leaves, qkv.shape[-1] ** -0.5)
-    return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
+case = partial(attention_case, batch=1)  # the interpreter is slow
 
 
 def errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
@@ -84,8 +69,8 @@ def errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
 
 def no_less_exact(given: list[Tensor]) -> str:
     """Hold the fused attention's errors to the reference's, both beside the reference in float64; and tell them."""
-    exact = results([tensor.double() for tensor in given], "reference")
-    fused, plain = results(given, "fused"), results(given, "reference")
+    exact = attention_results([tensor.double() for tensor in given], "reference")
+    fused, plain = attention_results(given, "fused"), attention_results(given, "reference")
     for tensors in (fused, plain, exact):
         bias_l = tensors.pop(3)  # it cancels in the softmax: what the reference has there is rounding
         if tensors is fused:
@@ -158,7 +143,7 @@ def test_float32_by_truncated_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_width_and_any_layout(k: int) -> None:
     given = case(4, 20, torch.float32, k, batch=2)
     no_less_exact(given)
-    expected = results(given, "fused")
+    expected = attention_results(given, "fused")
     wide = torch.zeros(2, 25, 3, 4, k + 3, device=DEVICE)
     for view in (wide[:, 2:22, :, :, 1:-2], torch.zeros(20, 2, 3, 4, k, device=DEVICE).transpose(0, 1)):
         view.copy_(given[0])
@@ -179,11 +164,11 @@ def test_scores_far_from_zero(factor: int) -> None:
     no_less_exact(given)
     given[0][:, :, 0] = 30  # and all of a row far below 0, where what lies beyond the last key would win
     given[0][:, :, 1] = -30
-    assert all(tensor.isfinite().all() for tensor in results(given, "fused"))
+    assert all(tensor.isfinite().all() for tensor in attention_results(given, "fused"))
 
 
 def the_same_bits_twice(given: list[Tensor]) -> None:
-    for first, second in zip(results(given, "fused"), results(given, "fused"), strict=True):
+    for first, second in zip(attention_results(given, "fused"), attention_results(given, "fused"), strict=True):
         assert torch.equal(first, second)
 
 
@@ -194,7 +179,7 @@ def test_the_same_bits_twice() -> None:
 
 @runs
 def test_no_image_at_all() -> None:
-    out, d_qkv, *others = results(case(2, 5, torch.float32, k=16, batch=0), "fused")
+    out, d_qkv, *others = attention_results(case(2, 5, torch.float32, k=16, batch=0), "fused")
     assert out.shape == (0, 5, 32)
     assert d_qkv.shape == (0, 5, 3, 2, 16)
     assert not any(gradient.any() for gradient in others)
@@ -265,9 +250,9 @@ def test_no_map_is_kept() -> None:
 )
 def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        results(case(heads, 5, dtype, k), "fused")
+        attention_results(case(heads, 5, dtype, k), "fused")
     assert "\n" not in str(caught.value)
-    results(case(heads, 5, dtype, k), "recompute")
+    attention_results(case(heads, 5, dtype, k), "recompute")
 
 
 def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +261,7 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "contrib.fused.attention", raising=False)
     monkeypatch.delattr("contrib.fused.attention", raising=False)
     with pytest.raises(UserError, match="the fused attention needs Triton"):
-        results(case(2, 5, torch.float32, 8), "fused")
+        attention_results(case(2, 5, torch.float32, 8), "fused")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

@@ -86,7 +86,7 @@ class Augment:
 
     @staticmethod
     def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
-        """What makes batches of so many bytes, of which each worker has so many ready."""
+        """What makes batches of `size` bytes; each worker has `ready` of them."""
         shared = workers > 0 and sys.platform == "linux"  # elsewhere memory that is shared has a file
         return partial(collate, memory=SharedBatches(workers, ready + HELD, size) if shared else None)
 

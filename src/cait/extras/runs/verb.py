@@ -21,7 +21,7 @@ from cait.run import rundir
 from cait.run.program import Program
 
 ACCURACIES = ("val/acc1", "val/acc1_macro", "val_ema/acc1", "val_ema/acc1_macro")
-"""Metrics of which the largest value is the best, known without torch."""
+"""Metrics whose largest value is the best, known without torch."""
 
 
 @dataclass
