@@ -95,6 +95,10 @@ bench-input: $(READY) ## Time augmentation and loaders beside timm's and torchvi
 bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in three stages of nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+.PHONY: docs
+docs: $(TOOLS) ## Build the pages as a site with search in .site/html
+	@$(BIN)/python docs/site.py
+
 .PHONY: docs-check
 docs-check: $(TOOLS) ## Run the commands and the notebook of README.md and docs/ in a scratch copy, in 10 to 15 minutes
 	@$(BIN)/python docs/check.py
@@ -121,7 +125,7 @@ rename: ## Give the package a name of your own: NAME=mypackage (docs/your_projec
 
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay
-	rm -rf $(VENV) .package dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .package .site dist .mypy_cache .pytest_cache .ruff_cache
 
 PIN := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command "make lock" pyproject.toml
