@@ -13,10 +13,10 @@ USER cait
 WORKDIR /cait
 
 # The packages first: they change seldom, and take longest.
-COPY --chown=cait pyproject.toml constraints.txt README.md LICENSE Makefile ./
+COPY --chown=cait pyproject.toml constraints*.txt README.md LICENSE Makefile ./
 COPY --chown=cait scripts ./scripts
 COPY --chown=cait src ./src
-RUN make setup && rm -rf ~/.cache
+RUN make .venv/.ready && rm -rf ~/.cache
 COPY --chown=cait . .
 RUN touch .venv/.ready
 

@@ -15,7 +15,9 @@ CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What training needs is installed; and what tests, checks and some verbs need.
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 
 # One word for the shell, whatever is in it.
 quoted = '$(subst ','\'',$(1))'
@@ -58,27 +60,27 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the tests of every part, in 5 to 8 minutes on 2 cores
+test: $(TOOLS) ## Run the tests of every part, in 5 to 8 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-contrib
-test-contrib: $(READY) ## Run the tests of contrib/
+test-contrib: $(TOOLS) ## Run the tests of contrib/
 	@$(BIN)/python -m pytest contrib -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-all
-test-all: $(READY) ## Run all tests there are, each part whether another fails or not
+test-all: $(TOOLS) ## Run all tests there are, each part whether another fails or not
 	@$(MAKE) --keep-going test-long test-two $(LONG_TESTS)
 
 .PHONY: test-long
-test-long: $(READY) ## Run the tests of every part and the longer ones
+test-long: $(TOOLS) ## Run the tests of every part and the longer ones
 	@$(BIN)/python -m pytest tests src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel' $(ARGS)
 
 .PHONY: test-two
-test-two: $(READY) ## Run the tests of the command line with every run on two processes
+test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes
 	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/cli/test_cli.py tests/cli/test_evaluation.py $(wildcard src/cait/extras/*/tests/test_export.py) $(ARGS)
 
 .PHONY: torture
-torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
+torture: $(TOOLS) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
 	@$(BIN)/python benchmarks/torture.py --kills $(or $(N),50) $(ARGS)
 
 .PHONY: bench
@@ -93,25 +95,29 @@ bench-input: $(READY) ## Time augmentation and loaders beside timm's and torchvi
 bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in three stages of nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+.PHONY: docs
+docs: $(TOOLS) ## Build the pages as a site with search in .site/html
+	@$(BIN)/python docs/site.py
+
 .PHONY: docs-check
-docs-check: $(READY) ## Run the commands and the notebook of README.md and docs/ in a scratch copy, in 10 to 15 minutes
+docs-check: $(TOOLS) ## Run the commands and the notebook of README.md and docs/ in a scratch copy, in 10 to 15 minutes
 	@$(BIN)/python docs/check.py
 
 .PHONY: package
-package: $(READY) ## Build the wheel and the sdist in dist/, and try the wheel in an empty environment (needs uv)
+package: $(TOOLS) ## Build the wheel and the sdist in dist/, and try the wheel in an empty environment (needs uv)
 	@rm -rf dist .package
 	@$(BIN)/hatchling build
 	@uvx twine@7.0.0 check --strict dist/*
 	@$(BIN)/python -m pytest -m '' tests/test_package.py
-	@PACKAGE=$$(echo dist/*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package $(TORCH)
+	@PACKAGE=$$(echo dist/*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package constraints-dev.txt $(TORCH)
 	@scripts/try_package.sh .package/bin/cait
 
 .PHONY: lint
-lint: $(READY) ## Check style and types
+lint: $(TOOLS) ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: setup
-setup: $(READY) ## Only create .venv and install; every other target does this by itself. TORCH=cpu: without CUDA
+setup: $(TOOLS) ## Only create .venv and install; other targets do this by themselves. TORCH=cpu, cu126, auto ...
 
 .PHONY: rename
 rename: ## Give the package a name of your own: NAME=mypackage (docs/your_project.md)
@@ -119,15 +125,22 @@ rename: ## Give the package a name of your own: NAME=mypackage (docs/your_projec
 
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay
-	rm -rf $(VENV) .package dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .package .site dist .mypy_cache .pytest_cache .ruff_cache
 
+PIN := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --custom-compile-command "make lock" pyproject.toml
 .PHONY: lock
-lock: ## Pin all packages anew in constraints.txt, with their hashes; keeps the versions that still fit (needs uv)
-	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --extra dev \
-	  pyproject.toml --output-file constraints.txt
+lock: ## Pin all packages anew in constraints*.txt, with their hashes; keeps the versions that still fit (needs uv)
+	@$(PIN) --extra dev --output-file constraints-dev.txt
+	@$(PIN) --extra build --constraint constraints-dev.txt --output-file constraints.txt
 
 $(READY): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV) once, some minutes:"
-	@PYTHON='$(PYTHON)' scripts/setup.sh $(VENV) $(TORCH)
+	@echo "Setting up $(VENV) once:"
+	@PYTHON='$(PYTHON)' scripts/setup.sh $(VENV) constraints.txt $(TORCH)
 	@touch $@
 	@echo "$(VENV) is ready."
+
+$(TOOLS): pyproject.toml constraints-dev.txt | $(READY)
+	@echo "Adding what tests and checks need:"
+	@PYTHON='$(PYTHON)' scripts/setup.sh $(VENV) constraints-dev.txt $(TORCH)
+	@touch $@

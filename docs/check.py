@@ -11,8 +11,9 @@ A skipped `make train` or `cait fit` is parsed with --print_config, which reads 
 A block of `text` right after commands that run is a sample of what they print: how many of its lines they print, but
 for the numbers, is said. The cells of docs/*.ipynb run too.
 
-`docs/check.py --notebooks` runs only the notebooks, and writes their outputs into docs/. `docs/check.py --write` trains
-to the end and writes the numbers of the samples, of all pages or of those that are named, say `--write README.md`.
+`docs/check.py --notebooks` runs only the notebooks, and writes them into docs/ with their outputs; cait.ipynb is the
+page cait.md. `docs/check.py --write` trains to the end and writes the numbers of the samples, of all pages or of those
+that are named, say `--write README.md`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import NamedTuple
 REPO = Path(__file__).resolve().parents[1]
 FEW_STEPS = "--trainer.limit_train_batches 4 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
+PAGES_AS_NOTEBOOKS = [Path("docs/cait.md")]
 NOTEBOOKS = [path.relative_to(REPO) for path in sorted((REPO / "docs").glob("*.ipynb"))]
 LIMIT = 900
 """Seconds for one command."""
@@ -164,6 +166,20 @@ def execute(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
+def as_notebook(page: Path) -> Path:
+    """Write a page as a notebook beside it: its blocks of Python are the cells of code. Returns the notebook's path."""
+    from nbformat import v4
+
+    notebook = v4.new_notebook()
+    for i, text in enumerate(re.split(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)):
+        cell = v4.new_code_cell(text.strip("\n")) if i % 2 else v4.new_markdown_cell(text.strip("\n"))
+        cell["id"] = f"cell-{i}"
+        notebook.cells.append(cell)
+    path = page.with_suffix(".ipynb")
+    path.write_text(v4.writes(notebook) + "\n")
+    return path
+
+
 def copy_to(scratch: Path) -> None:
     """Copy the working tree without what git ignores, and link the virtual environment."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
@@ -172,10 +188,12 @@ def copy_to(scratch: Path) -> None:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPO / name, scratch / name)
     (scratch / ".venv").mkdir()
+    marks = {".ready", ".tools"}
     for entry in (REPO / ".venv").iterdir():
-        if entry.name != ".ready":
+        if entry.name not in marks:
             (scratch / ".venv" / entry.name).symlink_to(entry)
-    (scratch / ".venv" / ".ready").touch()  # its own, newer than pyproject.toml: make must not install from here
+    for mark in marks:
+        (scratch / ".venv" / mark).touch()  # its own, newer than pyproject.toml: make must not install from here
 
 
 def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
@@ -217,6 +235,8 @@ def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
 
 def run_notebooks(write: bool) -> None:
     """Run all notebooks, and with `write` keep their outputs. Ends the program at the first cell that fails."""
+    for page in PAGES_AS_NOTEBOOKS:
+        as_notebook(page)
     for notebook in NOTEBOOKS:
         since = time.monotonic()
         try:

@@ -60,7 +60,8 @@ def check(name: str, root: Path) -> None:
     """Raise SystemExit if a package cannot have this name."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise SystemExit(f"rename: {name!r} is no name for a package: small letters, digits and _, a letter first")
-    pins = (root / "constraints.txt").read_text() if (root / "constraints.txt").is_file() else ""
+    pinned = root / "constraints-dev.txt"
+    pins = pinned.read_text() if pinned.is_file() else ""
     if name in sys.stdlib_module_names or re.search(rf"^{name.replace('_', '[-_]')}==", pins, re.MULTILINE):
         raise SystemExit(f"rename: {name} is a package that others bring; imports would find the wrong one")
     if (root / "src" / name).exists():

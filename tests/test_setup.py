@@ -27,14 +27,23 @@ def place(tmp_path: Path) -> Path:
         wheel.writestr("tiny-1.0.dist-info/RECORD", "")
     (tmp_path / "constraints.txt").write_text(f"tiny==1.0 \\\n    --hash=sha256:{64 * '0'}\ntorch==2.9.0\n")
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "awk", "grep", "tee", "cat", "tail", "tr", "sed", "env", "dirname"):
+    for tool in ("bash", "awk", "grep", "tee", "cat", "tail", "tr", "sed", "env", "dirname", "head", "cut"):
         (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
     return tmp_path
 
 
+@pytest.fixture
+def uv(place: Path) -> Path:
+    """A uv that reaches no index and notes how it was called."""
+    uv = place / "bin/uv"
+    uv.write_text('#!/bin/bash\necho "$@" >>calls\necho "error: no route"\nexit 1\n')
+    uv.chmod(0o755)
+    return uv
+
+
 def setup(place: Path, *options: str, **variables: str) -> str:
     """What it says as it fails."""
-    command = ["bash", REPO / "scripts/setup.sh", ".venv", *options]
+    command = ["bash", REPO / "scripts/setup.sh", ".venv", "constraints.txt", *options]
     pip = dict(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(place), PIP_CONFIG_FILE=os.devnull)
     env = {"PATH": str(place / "bin"), "PYTHON": sys.executable, "HOME": str(place), **pip, **variables}
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
@@ -42,13 +51,15 @@ def setup(place: Path, *options: str, **variables: str) -> str:
     return done.stderr
 
 
-def test_a_wrong_hash_is_refused_and_a_half_made_environment_is_finished(place: Path) -> None:
+@pytest.mark.usefixtures("uv")
+def test_pip_installs_where_uv_cannot_and_refuses_a_wrong_hash_in_a_half_made_environment(place: Path) -> None:
     (place / ".venv/bin").mkdir(parents=True)
     (place / ".venv/bin/python").symlink_to(sys.executable)  # where venv was cut short, before pip
     assert "setup: Hash mismatch for tiny==1.0" in setup(place)
     assert (place / ".venv/bin/pip").exists()
 
 
+@pytest.mark.usefixtures("uv")
 def test_a_wheel_is_installed_in_place_of_the_repository(place: Path) -> None:
     wheel = place / "tiny-1.0-py3-none-any.whl"
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -56,25 +67,25 @@ def test_a_wheel_is_installed_in_place_of_the_repository(place: Path) -> None:
     assert "No module named" in setup(place, PACKAGE=str(wheel))  # what compiles the bytecode imports the package
 
 
-def test_pins_that_cannot_be_had_end_a_set_up_without_cuda(place: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / ".venv"], check=True)
-    assert "TORCH=gpu is unknown" in setup(place, "gpu")
-    assert "TORCH=cpu needs uv" in setup(place, "cpu")
-    uv = place / "bin/uv"  # refuses the pins, and could have everything else
-    uv.write_text(
-        '#!/bin/bash\necho "$@" >>calls\n[[ $* != *require-hashes* ]] || { echo "error: no route"; exit 1; }\n'
-    )
-    uv.chmod(0o755)
-    assert "setup: no route (all of it: .venv/setup.log)" in setup(place, "cpu")
+def test_pip_brings_uv_where_there_is_none_and_checks_its_hash(place: Path) -> None:
+    shutil.copy(place / "tiny-1.0-py3-none-any.whl", place / "uv-1.0-py3-none-any.whl")
+    (place / "constraints-dev.txt").write_text(f"tiny==1.0\nuv==1.0 \\\n    --hash=sha256:{64 * '0'}\n")
+    assert "setup: Hash mismatch for uv==1.0" in setup(place)
+    assert "tiny" not in (place / ".venv/uv.txt").read_text()
+
+
+def test_another_build_of_torch_has_the_other_pins(place: Path, uv: Path) -> None:
+    assert "(all of it: .venv/setup.log)" in setup(place, "cpu")
     (call,) = (place / "calls").read_text().splitlines()
     assert "--require-hashes -r .venv/pins.txt" in call
     assert "torch" not in (place / ".venv/pins.txt").read_text()
 
 
-def test_an_environment_without_cuda_stays_one(place: Path) -> None:
-    (place / ".venv").mkdir()
-    (place / ".venv/torch").write_text("cpu\n")
-    assert "TORCH=cpu needs uv" in setup(place)
+def test_a_driver_that_is_too_old_is_told_before_anything_is_installed(place: Path) -> None:
+    (place / "bin/nvidia-smi").write_text("#!/bin/bash\necho 550.54.15\n")
+    (place / "bin/nvidia-smi").chmod(0o755)
+    assert "driver 550 is older than the 580 that CUDA 13 needs; TORCH=auto" in setup(place)
+    assert not (place / ".venv").exists()
 
 
 def test_the_container_has_the_compiler_that_torch_compile_needs() -> None:

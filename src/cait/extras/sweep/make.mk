@@ -1,3 +1,3 @@
 .PHONY: sweep
-sweep: $(READY) ## Search the settings of the file SPACE for the best run; again to go on
+sweep: $(TOOLS) ## Search the settings of the file SPACE for the best run; again to go on
 	@$(BIN)/cait sweep $(call option,,$(SPACE)) $(ARGS)
