@@ -258,6 +258,7 @@ def main() -> None:
         copy_to(Path(folder))
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(Path(folder, "src"))
+        os.environ["PATH"] = f"{Path(folder, '.venv/bin')}{os.pathsep}{os.environ['PATH']}"  # `cait`, as if activated
         sys.path.insert(0, os.environ["PYTHONPATH"])
         start, counts = time.monotonic(), {"failed": 0}
         if not given.notebooks:
