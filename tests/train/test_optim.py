@@ -13,7 +13,7 @@ from torch import nn
 import cait
 from cait.errors import UserError
 from cait.train.optim import L2, OptimizerSettings, param_groups
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -140,7 +140,7 @@ CLOSED_FORMS = {"cosine": closed_form, "wsd": half_cooled}
 
 def scheduled(warmup: int, total: int, peak: float = 1e-3, **settings: object) -> tuple[torch.optim.Optimizer, object]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    return optimizer, warmup_schedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
+    return optimizer, WarmupSchedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
 
 
 def rates(warmup: int, total: int, **settings: object) -> tuple[list[float], torch.optim.Optimizer, object]:
@@ -168,7 +168,7 @@ def test_the_rate_of_a_group_is_scaled_in_every_step(schedule_name: str) -> None
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)
     settings = ScheduleSettings(schedule=schedule_name, cooldown=0.5)
-    schedule = warmup_schedule(optimizer, settings, lambda: Length(3, 12))
+    schedule = WarmupSchedule(optimizer, settings, lambda: Length(3, 12))
     for step in range(12):
         expected = CLOSED_FORMS[schedule_name](step, 3, 12, 1e-3, 1e-6, 1e-5)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
@@ -243,11 +243,11 @@ def test_a_cooldown_begins_no_earlier_than_the_step_that_a_resumed_run_has_reach
 
 BOLTS = """
 import sys, types, warnings, numpy, torch
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
 def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
 before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
-schedule = warmup_schedule(optimizer, ScheduleSettings(), lambda: Length(2, 4))
+schedule = WarmupSchedule(optimizer, ScheduleSettings(), lambda: Length(2, 4))
 (theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
 assert "pl_bolts" in theirs.__init__.__code__.co_filename
 assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]

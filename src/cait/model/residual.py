@@ -76,9 +76,6 @@ class DropPath(nn.Module):
         mask = branch.new_empty((branch.shape[0],) + (1,) * (branch.ndim - 1)).bernoulli_(keep)
         return branch * mask.div_(keep)
 
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}, mode={self.mode}"
-
 
 def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
     """Draw the sample of each layer for this step, for the images x [B, ...] and on their device.

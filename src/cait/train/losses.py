@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import references
-from cait.errors import UserError, kind_and_place
+from cait.errors import UserError
 from cait.settings import check_choice
 
 ClassWeights = Literal["balanced"]
@@ -88,25 +88,6 @@ class LossSettings:
             raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
         return loss
 
-    def check(self, loss: Loss, logits: Tensor, shares: bool) -> None:
-        """Try a loss of the user's own on logits [B, num_classes], and labels [B] or, as `shares`, probabilities.
-
-        Raises:
-            UserError: it fails, or gives no number that depends on the logits.
-        """
-        if not references.is_path(self.loss):
-            return
-        labels = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        targets = F.one_hot(labels, logits.shape[1]).to(logits) if shares else labels
-        try:
-            value = loss(logits, targets)
-        except Exception as error:
-            shapes = f"logits {list(logits.shape)} and targets {list(targets.shape)}"
-            raise UserError(f"the loss {self.loss} fails on {shapes}: {kind_and_place(error)}") from error
-        if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-            got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"the loss {self.loss} must be one number that depends on the logits, got {got}")
-
     def weighted(self, counts: Sequence[int]) -> WeightedCrossEntropy:
         """Build the "balanced" cross entropy, for classes of so many images; the weights' mean over these is 1."""
         images = torch.tensor(counts, dtype=torch.float32)
@@ -143,9 +124,6 @@ class DistillationSettings:
     """File with the teacher's weights; None takes the published ones."""
     teacher_fields: dict[str, Any] | None = None
     """Further arguments of the teacher's network."""
-    teacher_img_size: int | None = None
-    """Side of the images that the teacher sees; None means the student's, or the teacher's own where it takes no
-    other."""
 
     def __post_init__(self) -> None:
         check_choice(self, {"distillation": get_args(Distillation)})

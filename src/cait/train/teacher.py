@@ -59,17 +59,19 @@ class Teacher(nn.Module):
 def load_teacher(settings: DistillationSettings, student: NetworkSettings, students: Normalization) -> Teacher:
     """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
+    It sees the images at the student's size, or at its own where it takes no other.
+
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
-    known, img_size = student.num_classes, settings.teacher_img_size
+    known, img_size = student.num_classes, None
     own: Normalization = [[*each] * (fields.get("in_chans", 3) // len(each)) for each in students]
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
         known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
     elif name in VARIANTS or references.is_path(name):
-        teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
+        teacher = network.build(name, student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
@@ -83,8 +85,7 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         if not known:  # a backbone, as DINOv3's
             raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
-        if img_size is None and cfg.get("fixed_input_size"):
-            img_size = cfg["input_size"][-1]
+        img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
     if len(own[0]) < len(students[0]):
         raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
@@ -122,7 +123,7 @@ def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, An
     overlay = {"file": path, "num_classes": num_classes} if path else None
     try:
         teacher = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
-        return network.laid_out(teacher, TIMM + name)
+        return network.in_channels_last(teacher)
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error
