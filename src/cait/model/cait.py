@@ -80,8 +80,8 @@ class Block(nn.Module):
 class SelfAttentionBlock(Block):
     """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
-    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
-        super().__init__(config, SelfAttention(config), drop_path_rate)
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__(config, SelfAttention(config), config.drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
@@ -160,8 +160,7 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = STEMS[config.stem](config)
-        rates = residual.drop_path_rates(config)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in rates))
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)

@@ -168,10 +168,3 @@ class ScalarBias(nn.Module):
 def scalar_bias(config: CaiTConfig) -> nn.Module:
     """A `ScalarBias` under Fixup, else an Identity, which adds no name to a checkpoint."""
     return ScalarBias() if config.residual == "fixup" else nn.Identity()
-
-
-def drop_path_rates(config: CaiTConfig) -> list[float]:
-    """Rate of each self-attention block: uniform as in the paper, or growing linearly from 0 as in DeiT."""
-    if config.drop_path_schedule == "uniform":
-        return [config.drop_path_rate] * config.depth
-    return [config.drop_path_rate * i / max(config.depth - 1, 1) for i in range(config.depth)]

@@ -201,8 +201,10 @@ class OneClass:
         self.num_classes = num_classes
 
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
-        """The loss that the settings ask for, with the weights of the classes of a data module if there is one."""
-        return settings.build() if data is None else settings.weighted(data.class_counts())
+        """The loss that the settings ask for; with a data module it is to weight the classes."""
+        if data is not None:
+            raise UserError("class_weights is for images of several classes; for one class an image take data.balance")
+        return settings.build()
 
     def distillation_loss(self, logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float) -> Tensor:
         """The teacher's part of the loss, see `cait.train.losses.distillation_loss`."""

@@ -208,17 +208,14 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        heads = self._heads(images.to(self.dtype))
+        x = images.to(self.dtype)
+        heads = network.forward_heads(self.model, x) if self.has_distillation_head else (self.model(x),)
         logits = precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
             loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
         self._log_step(loss.detach(), logits.detach(), targets)
         return loss
-
-    def _heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Logits [B, num_classes] of the class head, and of the distillation head where there is one."""
-        return network.forward_heads(self.model, images) if self.has_distillation_head else (self.model(images),)
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""

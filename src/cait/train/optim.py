@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -40,17 +40,12 @@ class OptimizerSettings:
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
 
-    @property
-    def decay(self) -> float:
-        """`weight_decay`, or its default for this optimizer."""
-        if self.weight_decay is not None:
-            return self.weight_decay
-        return 0.05 if self.optimizer == "adamw" else 0.0
-
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
         name, given = self.optimizer, dict(self.optimizer_args or {})
-        decay: dict[str, Any] = dict(weight_decay=self.decay, layer_decay=self.layer_decay)
+        default = 0.05 if name == "adamw" else 0.0
+        weight_decay = default if self.weight_decay is None else self.weight_decay
+        decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
                 given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
@@ -113,21 +108,12 @@ def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
-    """Split the trainable parameters into two groups, without and with weight decay.
+    """timm's groups of the trainable parameters: without and with weight decay, with `layer_decay` two for each layer.
 
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
-    `network.no_weight_decay()`. The groups are those of timm's `param_groups_weight_decay`, or with `layer_decay`
-    those of its `param_groups_layer_decay`, two for each layer.
+    `network.no_weight_decay()`.
     """
     exempt: set[str] = getattr(network, "no_weight_decay", set)()
-    if layer_decay is not None:
-        from timm.optim import param_groups_layer_decay
-
-        return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (0.0, weight_decay)]
-    for name, parameter in network.named_parameters():
-        if parameter.requires_grad:
-            is_exempt = any(fnmatch.fnmatch(name, pattern) for pattern in exempt)  # timm's names may have wildcards
-            is_decayed = parameter.ndim > 1 and not name.endswith(".bias") and not is_exempt
-            groups[is_decayed]["params"].append(parameter)
-    return groups
+    if layer_decay is None:
+        return param_groups_weight_decay(network, weight_decay, no_weight_decay_list=exempt)
+    return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)

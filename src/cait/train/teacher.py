@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from cait import ckpt, disk, references, signature
+from cait import ckpt, disk, references
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM, VARIANTS
@@ -103,12 +102,11 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
     )
     name = hparams["name"]
-    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
-    if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
-        fields = f" --model.teacher_fields '{json.dumps(hparams['fields'])}'" if hparams.get("fields") else ""
-        remedy = f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
-        risk = f"{name}, code that may do anything"
-        raise UserError(f"the network of the teacher {path} is {risk}: if you trust it, {remedy}")
+    if references.is_path(name) and name != student:  # the file may be a stranger's
+        remedy = f"give --model.teacher {name} --model.teacher_path {path}"
+        raise UserError(
+            f"the network of the teacher {path} is {name}, code that may do anything: to trust it, {remedy}"
+        )
     try:
         teacher = network.rebuild(hparams)
         teacher.load_state_dict(ckpt.weights(checkpoint))
