@@ -58,7 +58,6 @@ HERE = f"{__name__}:Plain"
     ("name", "fields", "kind", "head"),
     [
         ("xxs24", dict(depth=1), "CaiT", "head"),
-        ("xxs24", dict(depth=1, distillation_token=True), "CaiT", "head head_dist"),
         ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
         ("timm/test_resnet", {}, "ResNet", "fc"),
         ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
