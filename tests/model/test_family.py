@@ -128,20 +128,6 @@ def test_every_choice_takes_a_step(fields: dict) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_class_token_out_of_the_keys_does_not_attend_to_itself() -> None:
-    torch.manual_seed(0)
-    inside = cait.create_model(**SMALL, depth=1)
-    outside = cait.create_model(**SMALL, depth=1, cls_in_keys=False)
-    outside.load_state_dict(inside.state_dict())
-    z = torch.randn(2, 5, 32)
-    attention = outside.blocks_token_only[0].attn
-    q, k, v = (attention._split_heads(layer(z)) for layer in (attention.q, attention.k, attention.v))
-    maps = ((q[:, :, :1] @ k[:, :, 1:].transpose(-2, -1)) * 8**-0.5).softmax(-1)
-    expected = attention.proj((maps @ v[:, :, 1:]).transpose(1, 2).flatten(2))
-    assert torch.allclose(attention(z), expected, atol=1e-6)
-    assert not torch.allclose(inside.blocks_token_only[0].attn(z), expected, atol=1e-4)
-
-
 def test_class_attention_is_timms() -> None:
     torch.manual_seed(0)
     block = cait.create_model(**SMALL, depth=1, layer_scale_init=0.5).double().blocks_token_only[0]
