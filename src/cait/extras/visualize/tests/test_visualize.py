@@ -359,7 +359,7 @@ def refuse_what_cannot_be(trained: Path, capfd: Capture) -> None:
         (["moved.ckpt"], "which images?"),
         (["x.jpg", "--images", "x.jpg"], "x.jpg is not a whole checkpoint of a run; of a file of weights say the"),
         (["timm/test_vit", "--pretrained", "--images", "x.jpg"], "timm/test_vit has no maps(), which visualize needs"),
-        (["xs36", "--pretrained", "--images", "x.jpg"], "timm has no weights of xs36"),
+        (["xs36", "--pretrained", "--images", "x.jpg"], "nobody publishes weights of xs36"),
     ]:
         assert words in refused(arguments, capfd), arguments
 
