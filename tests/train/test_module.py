@@ -148,7 +148,11 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
     first.fit(module(weight_decay=0.05), loader())
     first.save_checkpoint(tmp_path / "x.ckpt")
     again = trainer(max_epochs=4)
-    again.fit(module(weight_decay=0.3, betas=(0.8, 0.99), lr=7e-3), loader(), ckpt_path=tmp_path / "x.ckpt")
+    again.fit(
+        module(weight_decay=0.3, optimizer_args=dict(betas=(0.8, 0.99)), lr=7e-3),
+        loader(),
+        ckpt_path=tmp_path / "x.ckpt",
+    )
     groups = again.optimizers[0].param_groups
     assert [group["weight_decay"] for group in groups] == [0.0, 0.3]
     assert groups[0]["betas"] == (0.8, 0.99)
