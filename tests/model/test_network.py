@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -59,7 +57,6 @@ HERE = f"{__name__}:Plain"
     ("name", "fields", "kind", "head"),
     [
         ("xxs24", dict(depth=1), "CaiT", "head"),
-        ("xxs24", dict(depth=1, distillation_token=True), "CaiT", "head head_dist"),
         ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
         ("timm/test_resnet", {}, "ResNet", "fc"),
         ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
@@ -92,27 +89,15 @@ def layouts(net: nn.Module, images: Tensor) -> set[bool]:
 
 
 @pytest.mark.parametrize(
-    ("name", "channels_last", "fields", "expected"),
-    [
-        ("timm/test_efficientnet", "auto", dict(in_chans=1), {True}),
-        ("timm/test_efficientnet", False, {}, {False}),
-        ("timm/test_vit", "auto", {}, {False}),
-        (HERE, "auto", {}, {False}),
-        (HERE, True, {}, {True}),
-    ],
+    ("name", "fields", "expected"),
+    [("timm/test_efficientnet", dict(in_chans=1), {True}), ("timm/test_vit", {}, {False}), (HERE, {}, {False})],
 )
-def test_networks_of_convolutions_run_in_channels_last(
-    name: str, channels_last: bool | str, fields: dict, expected: set[bool]
-) -> None:
-    built = network.NetworkSettings(name, 32, 7, fields=fields, channels_last=channels_last).build()
-    settings = dict(name=name, img_size=32, num_classes=7, drop_path_rate=None, fields=fields)
-    again = network.rebuild(settings | {"channels_last": channels_last})
-    other = network.build(name, 32, 7, channels_last=False, **fields).eval()
+def test_timms_networks_of_convolutions_run_in_channels_last(name: str, fields: dict, expected: set[bool]) -> None:
+    built = network.build(name, 32, 7, **fields)
     images = torch.randn(2, fields.get("in_chans", 3), 32, 32)
-    for net in (built, again):
-        assert layouts(net, images) == expected
-        other.load_state_dict(net.state_dict())
-        torch.testing.assert_close(net(images), other(images), rtol=1e-4, atol=1e-5)
+    assert layouts(built, images) == expected
+    logits = built(images)
+    torch.testing.assert_close(built.to(memory_format=torch.contiguous_format)(images), logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("relaid", [False, True])
@@ -142,14 +127,12 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
     ("arguments", "fields", "message"),
     [
         (("xxs25", 32, 7), {}, "unknown model 'xxs25'; did you mean xxs24"),
-        (("resnet50", 32, 7), {}, "unknown model 'resnet50'; choose one of .* or timm/<name>"),
         (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
         (("timm/test_vit", 32, 7), dict(dept=3), "timm/test_vit: .*dept.*; --model.fields null gives it none"),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
         (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),  # code
         ((HERE, 32, 7), dict(size=3), f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields"),
         (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
-        (("no_such_file:Net", 32, 7), {}, "cannot import no_such_file:Net: No module named"),
     ],
 )
 def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, message: str) -> None:
@@ -163,7 +146,6 @@ def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, 
     [
         (dict(compile=True), "has no compile_blocks.., which model.compile true needs"),
         (dict(grad_checkpointing=True), "cannot checkpoint its activations"),
-        (dict(channels_last="yes"), "channels_last must be one of auto, True, False, got 'yes'"),
     ],
 )
 def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: str) -> None:
@@ -171,23 +153,6 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         module(name=HERE, fields=None, **settings)
     for name, fields in (("timm/test_vit", {}), ("xxs24", dict(depth=1))):
         assert module(name=name, img_size=32, fields=fields, grad_checkpointing=True).model.grad_checkpointing is True
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "batch", "refused"),
-    [
-        ("timm/test_efficientnet", {}, 1, True),
-        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8, stem="conv"), 1, True),
-        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, stem="conv"), 1, False),
-        ("timm/test_efficientnet", {}, 2, False),
-    ],
-)
-def test_batch_norm_of_one_value_ends_in_one_line(name: str, fields: dict, batch: int, refused: bool) -> None:
-    fit = trainer(max_epochs=1)
-    told = pytest.raises(UserError, match=f"{name} has BatchNorm, which needs 2 images or more a process")
-    with told if refused else contextlib.nullcontext():
-        fit.fit(module(name=name, fields=fields, warmup_epochs=0), loader(4, batch), loader(4))
-    assert fit.global_step == (0 if refused else 4 // batch)
 
 
 def test_maps_are_shown_by_those_that_have_them() -> None:
@@ -208,14 +173,14 @@ def test_maps_are_shown_by_those_that_have_them() -> None:
         network.require(Plain(32, 7), HERE, "maps", "a picture of attention")
 
 
-def test_weights_are_fitted_by_name_of_class_and_by_timm(tmp_path: Path) -> None:
+def test_weights_are_fitted_by_timm(tmp_path: Path) -> None:
     theirs = network.build("timm/test_vit", 32, 7)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     ours = network.build("timm/test_vit", 64, 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         notes = load_weights(ours, tmp_path / "w.pth")
-    assert notes == ["pos_embed fitted by timm", "the head's 7 classes left out; it starts anew"]
+    assert notes == ["pos_embed fitted by timm", "the head starts anew"]
     torch.testing.assert_close(ours.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)
     with pytest.raises(UserError, match="is of another network"):
         load_weights(network.build("timm/test_vit2", 32, 7), tmp_path / "w.pth")
@@ -254,25 +219,18 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
 
 
 class Statistics(nn.Module):
-    """Norms that count in every way, and a counter of its own, in blocks that are computed again."""
+    """Norms that count in several ways, and a counter of its own, in blocks that are computed again."""
 
-    def __init__(self, img_size: int, num_classes: int, reentrant: bool = False) -> None:
+    def __init__(self, img_size: int, num_classes: int) -> None:
         super().__init__()
-        norms = [
-            nn.BatchNorm2d(3),
-            nn.BatchNorm2d(3, momentum=None),
-            nn.InstanceNorm2d(3, track_running_stats=True),
-            timm.layers.BatchNormAct2d(3),
-            timm.layers.EvoNorm2dB0(3),
-            Counter(),
-        ]
+        norms = [nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=None), timm.layers.EvoNorm2dB0(3), Counter()]
         self.norms = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 3, 1), norm) for norm in norms)
-        self.head, self.reentrant, self.grad_checkpointing = nn.Linear(3, num_classes), reentrant, False
+        self.head, self.grad_checkpointing = nn.Linear(3, num_classes), False
 
     def forward(self, images: Tensor) -> Tensor:
         for norm in self.norms:
             again = self.grad_checkpointing and self.training
-            images = checkpoint(norm, images, use_reentrant=self.reentrant) if again else norm(images)
+            images = checkpoint(norm, images, use_reentrant=False) if again else norm(images)
         return self.head(images.mean(dim=(2, 3)))
 
 
@@ -288,29 +246,14 @@ class Counter(nn.Module):
         return x.sin()
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("timm/test_resnet", None),
-        ("synchronized", None),
-        (f"{__name__}:Statistics", None),
-        (f"{__name__}:Statistics", dict(reentrant=True)),
-    ],
-)
-def test_statistics_count_a_batch_once_if_activations_are_computed_again(name: str, fields: dict | None) -> None:
+@pytest.mark.parametrize("name", ["timm/test_resnet", f"{__name__}:Statistics"])
+def test_statistics_count_a_batch_once_if_activations_are_computed_again(name: str) -> None:
     def trained(**settings: bool) -> dict:
         torch.manual_seed(0)
-        replaced = LambdaCallback(setup=lambda *args, **_: nn.SyncBatchNorm.convert_sync_batchnorm(args[1]))
-        callbacks = [StepSeed(0), *([replaced] if name == "synchronized" else [])]
-        network = "timm/test_resnet" if name == "synchronized" else name
-        net = module(name=network, fields=fields, warmup_epochs=0, drop_path_rate=0.0, **settings)
-        batches = loader()
-        batches.dataset.tensors[0].requires_grad_()  # else what is reentrant would have no gradient
-        trainer(max_epochs=1, callbacks=callbacks).fit(net, batches)
-        assert name != "synchronized" or isinstance(net.model.bn1, nn.SyncBatchNorm)
+        net = module(name=name, fields=None, warmup_epochs=0, drop_path_rate=0.0, **settings)
+        trainer(max_epochs=1, callbacks=[StepSeed(0)]).fit(net, loader())
         return net.model.state_dict()
 
     plain, again = trained(), trained(grad_checkpointing=True)
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
-    counts = {int(value) for key, value in plain.items() if "num_batches" in key}
-    assert counts - {0} == {6}  # InstanceNorm does not count
+    assert {int(value) for key, value in plain.items() if "num_batches" in key} == {6}

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait.errors import UserError
 
 
 def draw(network: Any) -> None:
-    """Draw linear weights, positions and class tokens of a CaiT from a normal of std .02 cut at ±2; set biases to 0.
+    """Draw linear weights, positions and class token of a CaiT from a normal of std .02 cut at ±2; set biases to 0.
 
     The patch projection keeps PyTorch's default, as in the released code.
     """
-    for name in ("pos_embed", "cls_token", "dist_token"):
+    for name in ("pos_embed", "cls_token"):
         if hasattr(network, name):
             nn.init.trunc_normal_(getattr(network, name), std=0.02)
     for module in network.modules():
@@ -26,19 +25,18 @@ def draw(network: Any) -> None:
                 nn.init.zeros_(module.bias)
     blocks = [*network.blocks, *network.blocks_token_only]
     if network.config.residual == "fixup":
-        scale_as_fixup(blocks, network.get_classifier())
+        scale_as_fixup(blocks, network.head)
     elif network.config.residual == "t-fixup":
         scale_as_t_fixup(blocks)
 
 
 @torch.no_grad()
-def scale_as_fixup(blocks: list[Any], heads: tuple[nn.Linear, ...]) -> None:
-    """Fixup: set the classifiers and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
+def scale_as_fixup(blocks: list[Any], head: nn.Linear) -> None:
+    """Fixup: set the classifier and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
 
     L is the number of branches, two a block, of m = 2 layers each (qkv and proj, fc1 and fc2).
     """
-    for head in heads:
-        nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.weight)
     for name, layer in _linear_layers(blocks):
         if name in ("attn.proj", "mlp.fc2"):
             nn.init.zeros_(layer.weight)
@@ -97,11 +95,11 @@ def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | No
 def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
     """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
 
-    Bicubic without antialiasing, as the released code did; timm's `resample_abs_pos_embed` antialiases by default.
+    Bicubic without antialiasing, as the released code did.
     """
+    from timm.layers import resample_abs_pos_embed  # here, because the network needs torch alone
+
     before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
     if before**2 != pos_embed.shape[1] or after**2 != num_patches:
         raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
-    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
+    return resample_abs_pos_embed(pos_embed, [after, after], num_prefix_tokens=0, antialias=False)

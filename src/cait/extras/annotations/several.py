@@ -139,19 +139,16 @@ class MultiLabelMetrics(EvalMetrics):
         self._task = [task]  # in a list, so that it does not become a part of this module
         self._found: dict[str, list[float]] = {}
 
-    def _make(self, num_classes: int) -> None:
-        self.answers = Answers()
+    def _make(self, num_classes: int) -> Metric:
+        return Answers()
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""
         counted = labels[:, 0] >= 0
         self._update(logits[counted].float(), labels[counted].long())
 
-    def _counters(self) -> list[Any]:
-        return [self.answers]
-
     def _standard(self, prefix: str) -> dict[str, Tensor]:
-        task, (logits, targets) = self._task[0], self.answers.compute()
+        task, (logits, targets) = self._task[0], self.counter.compute()
         probabilities, classes = task.probabilities(logits), task.num_classes
         thresholds: Tensor = getattr(task, prefix)
         if task.trains:

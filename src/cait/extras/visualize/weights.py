@@ -21,7 +21,7 @@ def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loade
     except (KeyError, IndexError, TypeError) as error:
         raise UserError(f"{path} is of another network than {name}: {one_line(error)}") from error
     size = math.isqrt(positions) * patch_size if img_size is None else img_size
-    built = create_model(name, size, classes, patch_size=patch_size, distillation_token="dist_token" in state)
+    built = create_model(name, size, classes, patch_size=patch_size)
     about = "; ".join([f"{path}{AVERAGE * ema}", *load_weights(built, path, ema)])
     return Loaded(built.eval(), name, about, readable_names(None, classes), ImageNetDataModule(img_size=size))
 

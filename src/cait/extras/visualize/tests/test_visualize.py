@@ -69,25 +69,16 @@ def small(**fields: object) -> torch.nn.Module:
     return package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval()
 
 
-@pytest.mark.parametrize(
-    ("fields", "tokens"),
-    [
-        ({}, 1),
-        (dict(distillation_token=True), 2),
-        (dict(cls_in_keys=False), 1),
-        (dict(class_token_at=1, distillation_token=True), 2),
-    ],
-    ids=str,
-)
-def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict, tokens: int) -> None:
+@pytest.mark.parametrize("fields", [{}, dict(cls_in_keys=False), dict(class_token_at=1)], ids=str)
+def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> None:
     network, image = small(**fields), torch.randn(3, 32, 32)
     view, maps = attention.look(network, image, OneClass(7), [1], (1, 2)), network.maps(image[None])
     for ours, whole in zip(view.class_attention, maps.class_attention, strict=True):
-        assert ours.shape == (4, tokens, 4, 4)
+        assert ours.shape == (4, 1, 4, 4)
         torch.testing.assert_close(ours.flatten(2), whole[0, :, :, whole.shape[-1] - 16 :])
     whole = maps.self_attention[1][0]  # with the class tokens in it where they join before block 1
     first = whole.shape[-1] - 16
-    assert first == (2 if "class_token_at" in fields else 0)
+    assert first == (1 if "class_token_at" in fields else 0)
     torch.testing.assert_close(view.self_attention[1].flatten(1), whole[:, first + 1 * 4 + 2, first:])
     torch.testing.assert_close(view.probabilities.sum(), torch.ones(()))
 
@@ -97,7 +88,7 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict, tok
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[0] == "image\n40 × 32 pixels"
     drawn = {axes.get_title().split("\n")[0]: axes for axes in figure.axes}
-    assert sum("attention" in title for title in titles) == 4 * (2 * tokens + 1)
+    assert sum("attention" in title for title in titles) == 4 * 3
     assert np.array_equal(drawn["class attention 1, head 3"].images[0].get_array(), view.class_attention[1][3, -1])
     (frame,) = drawn["self-attention 1, head 0"].patches
     assert frame.get_xy() == (1.5, 0.5)
@@ -368,7 +359,7 @@ def refuse_what_cannot_be(trained: Path, capfd: Capture) -> None:
         (["moved.ckpt"], "which images?"),
         (["x.jpg", "--images", "x.jpg"], "x.jpg is not a whole checkpoint of a run; of a file of weights say the"),
         (["timm/test_vit", "--pretrained", "--images", "x.jpg"], "timm/test_vit has no maps(), which visualize needs"),
-        (["xs36", "--pretrained", "--images", "x.jpg"], "timm has no weights of xs36"),
+        (["xs36", "--pretrained", "--images", "x.jpg"], "nobody publishes weights of xs36"),
     ]:
         assert words in refused(arguments, capfd), arguments
 
