@@ -21,10 +21,7 @@ from cait.train.losses import Distillation, Loss, LossSettings, distillation_los
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 """Names of the scores that every evaluation has; a metric of the user's own must have another name."""
 
-RESERVED = (
-    *("confusion", "confusions", "never_predicted", "calibration", "thresholds", "wanted_accuracy"),
-    *("multi_label", "real", "v2", "extra"),
-)
+RESERVED = ("confusion", "calibration", "real", "extra")
 """Names that mean something else in the evaluation.json of a run."""
 NAME = re.compile(r"\w[\w.-]*")
 """Names of metrics that metrics.csv and every tracker take."""
@@ -240,10 +237,6 @@ class OneClass:
 
     several = False
     """Whether an image may have any number of classes, with targets [B, num_classes] of 0 and 1."""
-    trains = False
-    """Whether the network trains, so that what predictions depend on may be chosen in validation."""
-    averaged = False
-    """Whether predictions are of the moving average of the weights."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
