@@ -31,9 +31,9 @@ from triton.compiler import ASTSource
 
 from cait.model import talking_heads
 from cait.model.attention import merge_heads
-from cait.model.talking_heads import heads_first, padded, scaled_product
+from cait.model.talking_heads import scaled_product
 from contrib.fused import attention, kernels
-from contrib.fused.attention import Tile, Tiling
+from contrib.fused.attention import Tile, Tiling, heads_first, padded
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""

@@ -46,7 +46,7 @@ from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.losses import Distillation, distillation_loss
 from cait.train.module import CaiTModule
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
 from cait.train.step_seed import StepSeed
 
 BATCH, CLASSES, SIZE, SEED = 64, 10, 16, 0
@@ -302,7 +302,7 @@ def schedule_gap(epochs: int = 400, warmup: int = 5, batches: int = 50, peak: fl
     """
     optimizers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=peak) for _ in range(2)]
     length = Length(warmup * batches, epochs * batches)
-    ours = warmup_schedule(optimizers[0], ScheduleSettings(), lambda: length)
+    ours = WarmupSchedule(optimizers[0], ScheduleSettings(), lambda: length)
     theirs = CosineLRScheduler(optimizers[1], t_initial=epochs, lr_min=1e-5, warmup_t=warmup, warmup_lr_init=1e-6)
     gap = 0.0
     for epoch in range(epochs):

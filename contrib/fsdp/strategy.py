@@ -11,7 +11,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -65,7 +65,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def shard_module(self, module: CaiTModule) -> None:
         """Shard the network of a module, once. Raises UserError if it cannot be sharded."""
-        if hasattr(module.model, "copy_sharded"):
+        if isinstance(module.model, FSDPModule):
             return
         half = torch.bfloat16 if self.precision_plugin.precision == "bf16-mixed" else None
         shard(module.model, self.device_mesh["data_parallel"], half)
@@ -128,9 +128,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
 
-    Each block of `cait.model.network.blocks` gathers its parameters when it runs and frees them afterwards, and so does
-    the network with the others. All processes start from the values of process 0. The network gets a method
-    `copy_sharded`, which returns a copy that is sharded in the same way.
+    Each child of the network's Sequential and ModuleList children, of CaiT each block, gathers its parameters when it
+    runs and frees them afterwards, and so does the network with the others. All processes start from the values of
+    process 0. `copy.deepcopy` of the network gives a copy that is sharded in the same way.
 
     Args:
         mesh: the processes, in one dimension.
@@ -151,14 +151,14 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
     }
     blank = deepcopy(network, meta)  # a sharded network cannot be deep-copied
 
-    def copy_sharded() -> nn.Module:
+    def copy_sharded(_: dict[int, Any]) -> nn.Module:
         copied = deepcopy(blank)
         _shard(copied, mesh, compute)
         copied.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
         return copied
 
     _shard(network, mesh, compute)
-    network.copy_sharded = copy_sharded
+    network.__deepcopy__ = copy_sharded
 
 
 def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
@@ -166,7 +166,8 @@ def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) ->
     # bfloat16 would lose what a small γ adds. So positions and class token, which are in no block, keep float32.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     try:
-        for block in networks.blocks(network):
+        stacks = [child for child in network.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
+        for block in (block for stack in stacks for block in stack):
             for part in block.modules():
                 if compute is not None and isinstance(part, NORMS):
                     fully_shard(part, mesh=mesh, reshard_after_forward=True)

@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from cait.model.talking_heads import heads_first, no_autocast, padded, scaled_product
+from cait.model.talking_heads import no_autocast, scaled_product
 from contrib.fused import kernels
 
 
@@ -50,6 +50,22 @@ ROWS = 16 if isinstance(kernels.forward_kernel, triton.JITFunction) else 256
 """Rows of a tile: the fewest that a tensor core takes. The interpreter is faster with fewer, larger tiles."""
 
 PROGRAMS = 4096  # at most; each takes several tiles in turn, loads W once and stores one share of dW_l and dW_w
+
+
+def padded(N: int) -> int:
+    """Columns of a map on a GPU: a multiple of 16, so that cuBLAS and Triton read aligned rows."""
+    return -(-N // 16) * 16
+
+
+def heads_first(qkv: Tensor, rows: int) -> Tensor:
+    """[B, N, 3, h, k] to a contiguous [3, B·h, rows, k]. Rows beyond N are 0, and so are the maps there."""
+    B, N, _, h, k = qkv.shape
+    heads = qkv.permute(2, 0, 3, 1, 4)
+    if rows > N:
+        heads = qkv.new_empty(3, B, h, rows, k)
+        heads[:, :, :, N:] = 0
+        heads[:, :, :, :N] = qkv.permute(2, 0, 3, 1, 4)
+    return heads.reshape(3, B * h, rows, k).contiguous()
 
 
 def default(N: int, dtype: torch.dtype) -> Tiling:

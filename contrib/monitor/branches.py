@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from cait.model.cait import Block, CaiT, ClassAttentionBlock
-from cait.model.network import blocks
 
 
 class Part(NamedTuple):
@@ -28,13 +27,17 @@ class Part(NamedTuple):
     """γ of a branch, [d] or [1]; None means 1, or that the part is no branch."""
 
 
+def _blocks(network: CaiT) -> list[Any]:
+    return [*network.blocks, *network.blocks_token_only]
+
+
 def parts(network: nn.Module) -> list[Part]:
     """The branches of CaiT, two for each block, in the order of the forward pass; for another network its children."""
     if not isinstance(network, CaiT):
         named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
     found = []
-    for layer, block in enumerate(blocks(network), start=1):
+    for layer, block in enumerate(_blocks(network), start=1):
         attention, ffn = ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
         for name, gamma, *modules in (
             (attention, block.gamma_1, block.norm1, block.attn),
@@ -112,5 +115,5 @@ def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> 
         if x.requires_grad:
             x.register_hook(partial(look, number))
 
-    watched = blocks(network) if isinstance(network, CaiT) else []
+    watched = _blocks(network) if isinstance(network, CaiT) else []
     return [block.register_forward_pre_hook(partial(enter, number)) for number, block in enumerate(watched)]

@@ -33,15 +33,16 @@ NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS)
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
     "unable to allocate shared memory": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
+    "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
 }
-"""What the system says of its limits, and what helps."""
+"""What the system and torch say of limits, and what helps."""
 
 
 def of_system(error: Exception) -> UserError | None:
     """The line for an error about a file, a full disk or a limit of the system; None for any other."""
     text, cause = one_line(error), error.__context__  # torch wraps what a disk says
-    for limit, remedy in LIMITS.items() if isinstance(error, OSError | RuntimeError) else ():
+    for limit, remedy in LIMITS.items() if isinstance(error, OSError | RuntimeError | ValueError) else ():
         if limit in text:
             return UserError(f"{limit[0].lower()}{limit[1:]}: {remedy}")
     if isinstance(error, MemoryError):

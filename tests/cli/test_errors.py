@@ -62,7 +62,6 @@ OPTIONS = {
     "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.mode up": (
         "cannot make lightning.pytorch.callbacks.EarlyStopping: `mode` can be min, max, got up"
     ),
-    "--model.loss torch.nn:ReLU": "the loss torch.nn:ReLU fails on logits [2, 10] and targets [2, 10]: TypeError",
     "--model.name own_parts:Failing --model.fields null": "cannot make own_parts:Failing: RuntimeError: no such luck (",
     "extra": "what is 'extra'? Settings are given as --name value",
 }

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-import torch._inductor.config
-from harness import SMALL, Cait, checkpoint, start
+from modules import loader, module, trainer
 from networks import needs_a_compiler, network, step
-from runs import assert_same, wait_for_steps
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torture import same
 
-from cait.errors import UserError
 from cait.model.cait import CaiT
 from cait.model.network import create_model
 from cait.model.residual import draw_samples
 from cait.train.ema import EMA
 from cait.train.metrics import EvalMetrics
+from cait.train.step_seed import StepSeed
 
 SMALLEST: dict = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip")
 
@@ -78,17 +77,6 @@ def test_small_batches_need_one_graph_whatever_is_dropped(only_graphs: None) -> 
     assert kept == set(range(1, batch + 1))  # 1 stands for no image too: one is then computed, times 0
 
 
-@pytest.mark.slow
-def test_blocks_with_and_without_the_class_token_are_compiled_apart(only_graphs: None) -> None:
-    settings = SMALLEST | dict(depth=2, class_token_at=1)
-    eager, compiled = (create_model("xxs24", 8, 7, 0.0, **settings) for _ in range(2))
-    compiled.load_state_dict(eager.state_dict())
-    compiled.compile_blocks()
-    images = torch.randn(4, 3, 8, 8)
-    for ours, reference in zip(step(compiled, images, 0), step(eager, images, 0), strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
-
-
 @needs_a_compiler
 def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) -> None:
     model = network()
@@ -111,27 +99,23 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) ->
 
 @needs_a_compiler
 @pytest.mark.slow
-def test_a_compiled_run_is_resumed_bit_for_bit(cait: Cait, tmp_path: Path) -> None:
-    recipe = ["fit", *SMALL, "--model.compile=true", "--model.drop_path_rate=0.2", "--ema.decay=0.9"]
-    recipe += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=1"]
-    recipe += ["--save_every_n_steps=1"]
-    done = cait(*recipe, "--run_name=whole")
-    assert done.returncode == 0, done.stdout + done.stderr
-    whole, cut = tmp_path / "logs/whole", tmp_path / "logs/cut"
-    job = start(tmp_path, *recipe, "--run_name=cut")
-    wait_for_steps(cut, 8, job)
-    job.kill()
-    job.communicate()
-    assert checkpoint(cut)["global_step"] < 12
-    done = cait("resume", "cut")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same(cut, whole)
+def test_a_compiled_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """A network is compiled for the size of its first batch, and a resumed run starts with another."""
 
+    def run(epochs: int, start: Path | None = None) -> dict:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = module(compile=True, drop_path_rate=0.3, warmup_epochs=0, schedule="constant")
+        fit = trainer(max_epochs=epochs, callbacks=[StepSeed(0), EMA(0.9)])
+        fit.fit(net, loader(18), ckpt_path=start)
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+        return torch.load(tmp_path / "x.ckpt", weights_only=True)
 
-def test_without_a_compiler_one_line_says_so() -> None:
-    told = pytest.raises(UserError, match=r"torch.compile needs a C\+\+ compiler: install g\+\+")
-    with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}), told:
-        network().compile_blocks()
+    whole = run(2)
+    run(1)
+    resumed = run(2, tmp_path / "x.ckpt")
+    for part in ("state_dict", "optimizer_states", "callbacks"):
+        assert same(resumed[part], whole[part]), part
 
 
 @pytest.mark.parametrize("mode", ["mask", "skip"])

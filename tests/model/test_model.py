@@ -1,13 +1,9 @@
 """The network against timm's, which loads the released weights."""
 
-from typing import Any
-
 import pytest
 import timm
 import torch
 from harness import slow
-from networks import network, step
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import cait
 from cait.errors import UserError
@@ -101,28 +97,6 @@ def test_skipping_work_is_multiplying_by_zero(rate: float) -> None:
     assert torch.equal(block.eval()(x[:1]), block(x)[:1])
 
 
-class Operations(TorchDispatchMode):
-    """The names of the operations that are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.names.add(func.name())
-        return func(*args, **kwargs or {})
-
-
-def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.randn(16, 3, 32, 32)
-    with Operations() as computed:
-        ours = step(network(), images, 3)
-    # index_put, which indexing has in its backward pass, sorts the indices on CUDA.
-    assert not [name for name in computed.names if "index_put" in name]
-    monkeypatch.setattr(cait.model.residual, "sampled", lambda x, sample: x if sample is None else x[sample[0]])
-    assert all(map(torch.equal, ours, step(network(), images, 3)))
-
-
 @pytest.mark.parametrize("mode", ["mask", "skip"])
 def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     torch.manual_seed(0)
@@ -136,10 +110,16 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)
 
 
-@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
-def test_parameter_counts(name: str, count: int) -> None:
+def test_parameter_counts_and_the_papers_rates() -> None:
     with torch.device("meta"):
-        assert sum(parameter.numel() for parameter in cait.create_model(name).parameters()) == count
+        counts = {name: sum(weight.numel() for weight in cait.create_model(name).parameters()) for name in PARAMETERS}
+        assert counts == PARAMETERS
+        for depth, epsilon in ((6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)):
+            assert cait.create_model("s36", depth=depth).config.epsilon == epsilon
+        assert cait.create_model("xxs36").config.epsilon == 1e-5  # the released exception
+        assert cait.create_model("xxs36", depth=48).config.epsilon == 1e-6
+        assert cait.create_model("s36").blocks[7].drop_path.rate == 0.2
+        assert cait.create_model("s36", drop_path_rate=0.0).blocks[7].drop_path.rate == 0.0
 
 
 def test_initial_weights_follow_timms_distribution() -> None:
@@ -151,16 +131,6 @@ def test_initial_weights_follow_timms_distribution() -> None:
         elif expected.numel() > 2000:
             assert got.std().item() == pytest.approx(expected.std().item(), rel=0.1), name
             assert got.mean().item() == pytest.approx(expected.mean().item(), abs=0.002), name
-
-
-def test_epsilon_and_stochastic_depth_are_the_papers_unless_given() -> None:
-    with torch.device("meta"):
-        for depth, epsilon in ((6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)):
-            assert cait.create_model("s36", depth=depth).config.epsilon == epsilon
-        assert cait.create_model("xxs36").config.epsilon == 1e-5  # the released exception
-        assert cait.create_model("xxs36", depth=48).config.epsilon == 1e-6
-        assert cait.create_model("s36").blocks[7].drop_path.rate == 0.2
-        assert cait.create_model("s36", drop_path_rate=0.0).blocks[7].drop_path.rate == 0.0
 
 
 def test_wrong_image_size_is_told() -> None:

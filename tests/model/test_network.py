@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,27 +91,15 @@ def layouts(net: nn.Module, images: Tensor) -> set[bool]:
 
 
 @pytest.mark.parametrize(
-    ("name", "channels_last", "fields", "expected"),
-    [
-        ("timm/test_efficientnet", "auto", dict(in_chans=1), {True}),
-        ("timm/test_efficientnet", False, {}, {False}),
-        ("timm/test_vit", "auto", {}, {False}),
-        (HERE, "auto", {}, {False}),
-        (HERE, True, {}, {True}),
-    ],
+    ("name", "fields", "expected"),
+    [("timm/test_efficientnet", dict(in_chans=1), {True}), ("timm/test_vit", {}, {False}), (HERE, {}, {False})],
 )
-def test_networks_of_convolutions_run_in_channels_last(
-    name: str, channels_last: bool | str, fields: dict, expected: set[bool]
-) -> None:
-    built = network.NetworkSettings(name, 32, 7, fields=fields, channels_last=channels_last).build()
-    settings = dict(name=name, img_size=32, num_classes=7, drop_path_rate=None, fields=fields)
-    again = network.rebuild(settings | {"channels_last": channels_last})
-    other = network.build(name, 32, 7, channels_last=False, **fields).eval()
+def test_timms_networks_of_convolutions_run_in_channels_last(name: str, fields: dict, expected: set[bool]) -> None:
+    built = network.build(name, 32, 7, **fields)
     images = torch.randn(2, fields.get("in_chans", 3), 32, 32)
-    for net in (built, again):
-        assert layouts(net, images) == expected
-        other.load_state_dict(net.state_dict())
-        torch.testing.assert_close(net(images), other(images), rtol=1e-4, atol=1e-5)
+    assert layouts(built, images) == expected
+    logits = built(images)
+    torch.testing.assert_close(built.to(memory_format=torch.contiguous_format)(images), logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("relaid", [False, True])
@@ -142,14 +129,12 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
     ("arguments", "fields", "message"),
     [
         (("xxs25", 32, 7), {}, "unknown model 'xxs25'; did you mean xxs24"),
-        (("resnet50", 32, 7), {}, "unknown model 'resnet50'; choose one of .* or timm/<name>"),
         (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
         (("timm/test_vit", 32, 7), dict(dept=3), "timm/test_vit: .*dept.*; --model.fields null gives it none"),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
         (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),  # code
         ((HERE, 32, 7), dict(size=3), f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields"),
         (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
-        (("no_such_file:Net", 32, 7), {}, "cannot import no_such_file:Net: No module named"),
     ],
 )
 def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, message: str) -> None:
@@ -163,7 +148,6 @@ def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, 
     [
         (dict(compile=True), "has no compile_blocks.., which model.compile true needs"),
         (dict(grad_checkpointing=True), "cannot checkpoint its activations"),
-        (dict(channels_last="yes"), "channels_last must be one of auto, True, False, got 'yes'"),
     ],
 )
 def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: str) -> None:
@@ -171,23 +155,6 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         module(name=HERE, fields=None, **settings)
     for name, fields in (("timm/test_vit", {}), ("xxs24", dict(depth=1))):
         assert module(name=name, img_size=32, fields=fields, grad_checkpointing=True).model.grad_checkpointing is True
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "batch", "refused"),
-    [
-        ("timm/test_efficientnet", {}, 1, True),
-        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8, stem="conv"), 1, True),
-        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, stem="conv"), 1, False),
-        ("timm/test_efficientnet", {}, 2, False),
-    ],
-)
-def test_batch_norm_of_one_value_ends_in_one_line(name: str, fields: dict, batch: int, refused: bool) -> None:
-    fit = trainer(max_epochs=1)
-    told = pytest.raises(UserError, match=f"{name} has BatchNorm, which needs 2 images or more a process")
-    with told if refused else contextlib.nullcontext():
-        fit.fit(module(name=name, fields=fields, warmup_epochs=0), loader(4, batch), loader(4))
-    assert fit.global_step == (0 if refused else 4 // batch)
 
 
 def test_maps_are_shown_by_those_that_have_them() -> None:
@@ -208,14 +175,14 @@ def test_maps_are_shown_by_those_that_have_them() -> None:
         network.require(Plain(32, 7), HERE, "maps", "a picture of attention")
 
 
-def test_weights_are_fitted_by_name_of_class_and_by_timm(tmp_path: Path) -> None:
+def test_weights_are_fitted_by_timm(tmp_path: Path) -> None:
     theirs = network.build("timm/test_vit", 32, 7)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     ours = network.build("timm/test_vit", 64, 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         notes = load_weights(ours, tmp_path / "w.pth")
-    assert notes == ["pos_embed fitted by timm", "the head's 7 classes left out; it starts anew"]
+    assert notes == ["pos_embed fitted by timm", "the head starts anew"]
     torch.testing.assert_close(ours.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)
     with pytest.raises(UserError, match="is of another network"):
         load_weights(network.build("timm/test_vit2", 32, 7), tmp_path / "w.pth")

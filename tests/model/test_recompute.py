@@ -7,8 +7,7 @@ import torch
 from attention_cases import DEVICE, attention_case, attention_results
 from torch import Tensor
 
-from cait.model import talking_heads
-from cait.model.talking_heads import TalkingHeads, backend_named, padded
+from cait.model.talking_heads import TalkingHeads, backend_named
 
 
 def errors(case: list[Tensor], backend: str) -> list[float]:
@@ -37,17 +36,6 @@ def test_where_precision_is_lost_it_loses_no_more_than_the_reference(dtype: torc
     assert all(tensor.isfinite().all() for tensor in attention_results(case, "recompute"))
     for ours, plain in zip(errors(case, "recompute"), errors(case, "reference"), strict=True):
         assert ours <= 1.5 * plain + 4e-3
-
-
-@pytest.mark.parametrize(("N", "dtype"), [(7, torch.float64), (20, torch.bfloat16)])
-def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are in a GPU's memory."""
-    case = attention_case(4, N, dtype)
-    expected = attention_results(case, "recompute")
-    monkeypatch.setattr(talking_heads, "_columns", lambda qkv: padded(qkv.shape[1]))
-    for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
-        tolerance = 1e-12 if dtype == torch.float64 else 1e-2
-        assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12
 
 
 def test_recomputing_attention_passes_gradcheck() -> None:

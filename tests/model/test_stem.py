@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import timm.models.xcit
 import torch
-from harness import slow
 from networks import step
 from torch import nn
 
 import cait
 from cait.errors import UserError
 from cait.extras.formats.exporting import export
-from cait.model import network
 from cait.model.cait import CaiT
 from cait.model.weights import load_weights
-from cait.train.optim import param_groups
 
 FIELDS = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
 
@@ -30,7 +26,7 @@ def with_stem(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fie
 
 @pytest.mark.parametrize(
     ("img_size", "patch_size"),
-    [(16, 4), (28, 7), (28, 14), (64, 16), (20, 5), (4, 1), (9, 9)],
+    [(16, 4), (28, 14), (20, 5), (4, 1)],
 )
 def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
     images = torch.randn(2, 1, img_size, img_size)
@@ -89,24 +85,6 @@ def test_its_convolutions_are_those_of_timms_xcit(patch_size: int) -> None:
         torch.testing.assert_close(ours.flatten(2).transpose(1, 2), their.relu())
 
 
-def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay() -> None:
-    model = with_stem()
-    depth = model.group_matcher()
-    assert {depth(name) for name, _ in model.named_parameters() if name.startswith("patch_embed")} == {0}
-    free, decayed = (group["params"] for group in param_groups(model, 0.05))
-    for parameter in model.patch_embed.parameters():
-        assert any(parameter is other for other in (decayed if parameter.ndim == 4 else free))
-    assert len(network.blocks(model)) == 2 + 2
-
-
-def test_activations_computed_again_give_the_same_gradients() -> None:
-    model, images = with_stem(), torch.randn(4, 3, 32, 32)
-    again = copy.deepcopy(model)
-    again.grad_checkpointing = True
-    for one, other in zip(step(model, images, 1), step(again, images, 1), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) -> None:
     model, path = with_stem(), tmp_path / "conv.pth"
     torch.save(model.state_dict(), path)
@@ -117,15 +95,7 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
     for other, stem in ((with_stem(stem="patch"), "patch"), (with_stem(patch_size=4), "conv")):
         with pytest.raises(UserError, match=f"its stem or patch_size is another; this one's stem is {stem}"):
             load_weights(other, path)
-    torch.save(with_stem(stem="patch").state_dict(), path)
-    with pytest.raises(UserError, match="its stem or patch_size is another; this one's stem is conv"):
-        load_weights(model, path)
 
 
-@pytest.mark.parametrize("stem", ["pooled", *slow("conv")])
-@pytest.mark.parametrize("format", ["torch_export", *slow("onnx")])
-def test_it_is_exported(format: str, stem: str, tmp_path: Path) -> None:
-    if format == "onnx":
-        pytest.importorskip("onnxruntime")
-    model = with_stem(32, 8, stem)
-    assert export(model, tmp_path / f"out{'.pt2' if format == 'torch_export' else '.onnx'}", format).files
+def test_it_is_exported(tmp_path: Path) -> None:
+    assert export(with_stem(stem="pooled"), tmp_path / "out.pt2", "torch_export").files

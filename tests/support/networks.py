@@ -21,8 +21,7 @@ DEIT_S = dict(
     talking_heads=False,
     residual="plain",
     depth_token_only=0,
-    drop_path_rate=0.1,
-    drop_path_schedule="linear",
+    drop_path_rate=0.0,
 )
 
 

@@ -42,9 +42,8 @@ class Continued(Callback):
 
 def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
     rates, others = Rates(stop), settings.pop("callbacks", [])
-    shape = {"schedule": settings.pop("schedule", "cosine")}
     fit = trainer(callbacks=[rates, *others, Continued()], **dict(max_epochs=4) | settings)
-    net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5, **shape)
+    net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
     fit.fit(net, loader(4 * batches), ckpt_path=path if start else None)
     fit.save_checkpoint(path)
     rates.last = fit.optimizers[0].param_groups[0]["lr"]
@@ -92,17 +91,6 @@ def test_another_end_gives_the_cosine_to_that_end(batches: int, limits: dict, tm
     assert after.planned == end
     assert after.rates == pytest.approx([cosine((step - WARMUP) / (end - WARMUP)) for step in range(done, end)])
     assert after.last == pytest.approx(LOW)
-
-
-@pytest.mark.parametrize("batches", [3, 10])
-def test_a_cooldown_goes_on_from_where_it_stands(batches: int, tmp_path: Path) -> None:
-    path = tmp_path / "x.ckpt"
-    before = leg(path, 6, 22, schedule="wsd")  # the last fifth of 24 steps begins at 19
-    after = leg(path, batches, start=True, schedule="wsd")
-    assert before.rates[-1] == pytest.approx(PEAK - (PEAK - LOW) * 2 / 5)
-    rest = len(after.rates)
-    expected = [PEAK - (PEAK - LOW) * (3 / 5 + 2 / 5 * step / rest) for step in range(rest)]
-    assert after.rates == pytest.approx(expected)
 
 
 def test_accumulation_that_changes_by_epoch_is_counted_from_the_start(tmp_path: Path) -> None:

@@ -62,20 +62,18 @@ class Own(Metric):
 OWN = f"{__name__}:Own"
 
 
-@pytest.mark.parametrize("sanity", [0, 1])
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (torch.zeros(7, 7), "the metric f1.macro fails: ValueError: it must compute one number, .*average='macro'"),
-        ({"a": torch.tensor(1.0)}, "the metric f1.macro fails: "),
         ("update", r"the metric f1.macro fails: ValueError: no such luck at all \(.*test_metrics.py:\d+\)"),
     ],
 )
 def test_a_metric_without_a_number_is_refused_before_training(
-    value: object, message: str, sanity: int, monkeypatch: pytest.MonkeyPatch
+    value: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Own, "value", value)
-    fit = trainer(max_epochs=1, num_sanity_val_steps=sanity)
+    fit = trainer(max_epochs=1, num_sanity_val_steps=1)
     with pytest.raises(UserError, match=message):
         fit.fit(module(metrics={"f1.macro": OWN}), loader(), loader(4))
     assert fit.global_step == 0
@@ -96,9 +94,7 @@ def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, mon
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"a/b": OWN}, r"a metric of your own cannot be called 'a/b': take letters, digits and \. _ -"),
         ({"acc1": OWN}, "cannot be called acc1, which is there already"),
-        ({"calibration": OWN}, "cannot be called calibration, which is there already"),
         ({"f1": "builtins:dict"}, "must return a torchmetrics.Metric, got dict"),
     ],
 )

@@ -1,19 +1,18 @@
 """Optimizers and parameter groups against timm's; the rate of every step against its closed form and torch's cosine."""
 
 import math
-from pathlib import Path
+import sys
 
 import pytest
 import timm
 import torch
-from harness import script
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import L2, OptimizerSettings, param_groups
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
+from cait.train.optim import OptimizerSettings, param_groups
+from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -55,7 +54,7 @@ def small_net() -> nn.Module:
 @pytest.mark.parametrize("layer_decay", [None, 0.8])
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("lamb", {}), ("sgd", dict(momentum=0.8, nesterov=True)), ("muon", {}), ("lookahead_lion", {}), ("adamw", {})],
+    [("sgd", dict(momentum=0.8, nesterov=True)), ("muon", {}), ("lookahead_lion", {}), ("adamw", {})],
 )
 def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_decay: float | None) -> None:
     weights = []
@@ -80,9 +79,8 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
     [
         ("adamm", {}, "unknown optimizer 'adamm'; did you mean adam"),
         ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
-        ("lion", dict(momentum=0.9), "optimizer lion takes no momentum"),
         ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
-        ("builtins:dict", {}, "optimizer builtins:dict|must return a torch.optim.Optimizer"),
+        ("builtins:dict", {}, "must return a torch.optim.Optimizer"),
     ],
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
@@ -91,35 +89,10 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        *((name, 0.05) for name in ("adamw", "lion", "lamb", "muon", "radamw", "torch.optim:Adafactor")),
-        *((name, 0.0) for name in ("sgd", "adam", "lookahead_radam", "torch.optim:NAdam")),
-    ],
-)
-def test_the_default_decay_is_the_papers_unless_the_optimizer_adds_it_to_the_gradient(
-    name: str, expected: float
-) -> None:
-    for given, taken in ((None, expected), (0.02, 0.02)):
+def test_the_default_decay_is_the_papers_with_adamw_alone() -> None:
+    for name, given, taken in (("adamw", None, 0.05), ("sgd", None, 0.0), ("adamw", 0.02, 0.02), ("lion", 0.02, 0.02)):
         groups = OptimizerSettings(name, weight_decay=given).build(small_net(), lr=1e-3).param_groups
         assert max(group["weight_decay"] for group in groups) == taken
-
-
-@pytest.mark.parametrize("name", sorted(L2))
-def test_these_optimizers_do_add_it_to_the_gradient(name: str) -> None:
-    """A step with a decay of 1 is a step of the gradient with the weights added."""
-    ends = []
-    for decay in (1.0, 0.0):
-        torch.manual_seed(0)
-        weight = (layer := nn.Linear(4, 4, bias=False)).weight
-        path = name if name in list_optimizers() else "torch.optim:ASGD"
-        optimizer = OptimizerSettings(path, weight_decay=decay).build(layer, 0.01)
-        for gradient in torch.randn(2, 4, 4):
-            weight.grad = gradient + (1 - decay) * weight.detach()
-            optimizer.step()
-        ends.append(weight)
-    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
 
 
 def closed_form(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
@@ -128,19 +101,9 @@ def closed_form(step: int, warmup: int, total: int, peak: float, start: float, e
     return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
 
 
-def half_cooled(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
-    """The peak to half of the run, then a straight line to what follows its last step."""
-    if step < warmup:
-        return start + (peak - start) * step / max(warmup - 1, 1)
-    return peak if step < total / 2 else end + (peak - end) * (total - step) / (total / 2)
-
-
-CLOSED_FORMS = {"cosine": closed_form, "wsd": half_cooled}
-
-
 def scheduled(warmup: int, total: int, peak: float = 1e-3, **settings: object) -> tuple[torch.optim.Optimizer, object]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    return optimizer, warmup_schedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
+    return optimizer, WarmupSchedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
 
 
 def rates(warmup: int, total: int, **settings: object) -> tuple[list[float], torch.optim.Optimizer, object]:
@@ -163,14 +126,12 @@ def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int) -> 
     assert taken == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule_name", ["cosine", "wsd"])
-def test_the_rate_of_a_group_is_scaled_in_every_step(schedule_name: str) -> None:
+def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)
-    settings = ScheduleSettings(schedule=schedule_name, cooldown=0.5)
-    schedule = warmup_schedule(optimizer, settings, lambda: Length(3, 12))
+    schedule = WarmupSchedule(optimizer, ScheduleSettings(), lambda: Length(3, 12))
     for step in range(12):
-        expected = CLOSED_FORMS[schedule_name](step, 3, 12, 1e-3, 1e-6, 1e-5)
+        expected = closed_form(step, 3, 12, 1e-3, 1e-6, 1e-5)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
         optimizer.step()
         schedule.step()
@@ -207,58 +168,24 @@ def test_after_the_warmup_the_rate_is_constant_to_the_bit(warmup: int, total: in
     assert {*taken[warmup:], optimizer.param_groups[0]["lr"]} == {1e-3}
 
 
-def test_a_cooldown_falls_to_min_lr_in_a_straight_line() -> None:
-    taken, optimizer, _ = rates(5, 40, schedule="wsd")  # the last fifth of the steps
-    assert set(taken[5:33]) == {1e-3}
-    assert taken[32:] == pytest.approx([1e-5 + (1e-3 - 1e-5) * left / 8 for left in range(8, 0, -1)], rel=1e-12)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5, rel=1e-12)
-    assert rates(5, 40, schedule="wsd", cooldown=0)[0] == rates(5, 40, schedule="constant")[0]
-    assert rates(10, 40, schedule="wsd", cooldown=1)[0] == rates(10, 40, schedule="wsd", cooldown=0.75)[0]
-
-
-@pytest.mark.parametrize("before", ["constant", "wsd", "cosine"])
-def test_a_cooldown_begins_no_earlier_than_the_step_that_a_resumed_run_has_reached(before: str) -> None:
-    optimizer, first = scheduled(5, 100, schedule=before)
+def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached() -> None:
+    optimizer, first = scheduled(5, 100, schedule="constant")
     for _ in range(30):
         optimizer.step()
         first.step()
-    planned = rates(5, 40, schedule="wsd", cooldown=0.25)[0]  # from step 30
     state, taken = first.state_dict(), []
-    for step in range(30, 40):  # stopped and resumed before every step
-        optimizer, rest = scheduled(5, 40, schedule="wsd", cooldown=1)
+    for _ in range(30, 40):  # stopped and resumed before every step
+        optimizer, rest = scheduled(5, 40, schedule="cosine")
         rest.load_state_dict(state)
         taken.append(optimizer.param_groups[0]["lr"])
-        assert rest.cooldown_start == 30, step
         optimizer.step()
         rest.step()
         state = rest.state_dict()
-    assert taken == planned[30:]
-    late = scheduled(5, 200, schedule="wsd")[1]
-    late.load_state_dict(state)
-    assert late.cooldown_start == 160  # planned beyond the step that was reached
-    cosine = scheduled(5, 40)[1]
-    cosine.load_state_dict(state)
-    assert cosine.state_dict() == {"last_epoch": 40, "_step_count": 41, "length": (5, 40, (-1, -1))}
+    assert taken == pytest.approx([closed_form(step, 0, 10, 1e-3, 1e-6, 1e-5) for step in range(10)], rel=1e-12)
 
 
-BOLTS = """
-import sys, types, warnings, numpy, torch
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
-def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
-before, filters = names(), list(warnings.filters)
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
-schedule = warmup_schedule(optimizer, ScheduleSettings(), lambda: Length(2, 4))
-(theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
-assert "pl_bolts" in theirs.__init__.__code__.co_filename
-assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]
-assert names() == before, names() ^ before
-assert warnings.filters == filters
-"""
-
-
-@pytest.mark.slow
-def test_lightning_bolts_schedule_comes_without_the_package(tmp_path: Path) -> None:
+def test_lightning_bolts_schedule_comes_without_the_package() -> None:
     # Importing it would take seconds, warn, and put names into numpy.
-    (tmp_path / "bolts.py").write_text(BOLTS)
-    done = script("bolts.py", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (theirs,) = [base for base in WarmupSchedule.__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
+    assert "pl_bolts" in theirs.__init__.__code__.co_filename
+    assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import REPO, link_digits, script
 from lightning.pytorch import Callback
-from modules import FIELDS, loader, trainer
+from modules import FIELDS, trainer
 
 import cait
 from cait.errors import UserError
@@ -76,12 +76,6 @@ def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Pat
 def test_other_sizes_than_the_datas_are_refused(digits_root: Path) -> None:
     with pytest.raises(UserError, match=r"^the module has num_classes 1000, the data has 10: leave it out"):
         trainer(max_steps=1).fit(module(num_classes=1000), data(digits_root))
-
-
-def test_bare_loaders_take_the_sizes_that_the_module_was_given() -> None:
-    net = module(img_size=8)
-    trainer(max_steps=1).fit(net, loader())
-    assert net(torch.zeros(1, 3, 8, 8)).shape == (1, 1000)
 
 
 class Leave(Callback):

@@ -35,7 +35,7 @@ PERSONAL = ("output", "weights_only", "trainer.logger")
 WORDS = {
     *("best_metric", "best_mode", "trainer.precision", "trainer.gradient_clip_algorithm", "trainer.deterministic"),
     *("trainer.max_time", "trainer.accelerator", "trainer.strategy"),
-    *("model.name", "model.task", "model.fields", "model.channels_last", "model.loss", "model.class_weights"),
+    *("model.name", "model.task", "model.fields", "model.loss", "model.class_weights"),
     *("model.optimizer", "model.optimizer_args", "model.schedule", "model.metrics", "model.distillation"),
     *("model.teacher", "model.teacher_fields", "data.root", "data.train_split", "data.val_split", "data.val_list"),
     *("data.interpolation", "data.fit", "data.background", "data.backend", "data.worker_start", "data.train_crop"),

@@ -80,8 +80,8 @@ class Block(nn.Module):
 class SelfAttentionBlock(Block):
     """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
-    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
-        super().__init__(config, SelfAttention(config), drop_path_rate)
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__(config, SelfAttention(config), config.drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
@@ -160,8 +160,7 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = STEMS[config.stem](config)
-        rates = residual.drop_path_rates(config)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in rates))
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
@@ -227,10 +226,9 @@ class CaiT(nn.Module):
 
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
-        """The attention maps of images [B, in_chans, img_size, img_size], as in evaluation."""
+        """The attention maps of images [B, in_chans, img_size, img_size], as in evaluation; not of compiled blocks."""
         found, was_training = Maps([], []), self.training
         blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
-        runs = [block.run for block in blocks]
 
         def look(attn: Any, arguments: tuple[Tensor, ...]) -> None:
             maps = found.self_attention if isinstance(attn, SelfAttention) else found.class_attention
@@ -238,29 +236,18 @@ class CaiT(nn.Module):
 
         hooks = [block.attn.register_forward_pre_hook(look) for block in blocks]
         try:
-            for block in blocks:
-                block.run = type(block).body  # compiled code calls no hooks
             self.eval()(images)
         finally:
             self.train(was_training)
-            for block, run, hook in zip(blocks, runs, hooks, strict=True):
-                block.run = run
+            for hook in hooks:
                 hook.remove()
         return found
 
     def compile_blocks(self) -> None:
         """Compile the blocks with torch.compile: each kind once for all its blocks, all batch sizes and all draws.
 
-        Raises:
-            UserError: there is no C++ compiler. torch.compile needs one on the CPU and beside a GPU.
+        torch.compile needs a C++ compiler, on the CPU and beside a GPU.
         """
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler as error:
-            raise UserError("torch.compile needs a C++ compiler: install g++, or leave `compile` off") from error
         for kind in (SelfAttentionBlock, ClassAttentionBlock):
             run = compiled(kind.body)
             for block in self.modules():

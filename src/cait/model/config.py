@@ -45,9 +45,7 @@ class CaiTConfig:
     layer_scale_token_only: bool = True
     """Whether the class-attention blocks have LayerScale too."""
     drop_path_rate: float = 0.0
-    """Probability of dropping a residual branch of the self-attention blocks; 0 in class attention."""
-    drop_path_schedule: Literal["uniform", "linear"] = "uniform"
-    """The same rate in every block, or growing with depth from 0 to the rate, as in DeiT."""
+    """Probability of dropping a residual branch of each self-attention block; 0 in class attention."""
     drop_path_mode: DropPathMode = "skip"
     """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
 

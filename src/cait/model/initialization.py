@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from cait.errors import UserError
@@ -97,11 +97,9 @@ def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | No
 def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
     """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
 
-    Bicubic without antialiasing, as the released code did; timm's `resample_abs_pos_embed` antialiases by default.
+    Bicubic without antialiasing, as the released code did.
     """
     before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
     if before**2 != pos_embed.shape[1] or after**2 != num_patches:
         raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
-    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
+    return resample_abs_pos_embed(pos_embed, [after, after], num_prefix_tokens=0, antialias=False)

@@ -1,26 +1,16 @@
 """Any network in CaiT's place: what the template asks of it, and how a name becomes a network.
 
-Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. Of the following, the template uses
-what the network has:
-
-- `no_weight_decay() -> set[str]`: parameters of two or more dimensions that are not decayed;
-- `forward_heads(images) -> tuple[Tensor, ...]`: in training, the logits of the class head and of a
-  distillation head `head_dist`, which learns from the teacher;
-- `compile_blocks()`: for `--model.compile`;
-- `grad_checkpointing`, an attribute, or timm's `set_grad_checkpointing(enable)`;
-- `maps(images)`: attention maps, as `cait.model.cait.CaiT.maps` returns them;
-- `get_classifier()`: the layer, or layers, whose rows are the classes; by default the last linear layer;
-- `group_matcher(coarse)`: timm's, for layer-wise learning rates;
-- `fit_state_dict(state) -> list[str]`: fit weights of, say, another resolution, in place; a line for each change.
+Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. The template uses what else the
+network has: `no_weight_decay()`, `forward_heads(images)`, `compile_blocks()`, `grad_checkpointing` or
+`set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()`, `group_matcher(coarse)` and
+`fit_state_dict(state)`, each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +19,6 @@ from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS, variant_config
-from cait.settings import check_choice
 
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
@@ -58,22 +47,17 @@ class NetworkSettings:
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass instead of saving them; for the largest models and
     resolutions."""
-    channels_last: bool | Literal["auto"] = "auto"
-    """Keep the weights of convolutions in torch's format channels_last, in which they are faster; the logits are the
-    same up to rounding. "auto" does so in timm's networks that have more layers of Conv2d than of Linear."""
 
     def __post_init__(self) -> None:
-        beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained", "channels_last"}
+        beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"}
         for name in beside & set(self.fields or {}):
             raise UserError(f"{name} is a setting beside `fields`, not one of them")
-        check_choice(self, {"channels_last": ("auto", True, False)})
 
     def build(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         assert self.img_size is not None
         assert self.num_classes is not None
-        sizes = self.img_size, self.num_classes, self.drop_path_rate
-        built = build(self.name, *sizes, channels_last=self.channels_last, **(self.fields or {}))
+        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
         if self.compile:
@@ -137,56 +121,45 @@ def create_model(
     return model
 
 
-def build(
-    name: str,
-    img_size: int,
-    num_classes: int,
-    drop_path_rate: float | None = None,
-    *,
-    channels_last: bool | Literal["auto"] = "auto",
-    **fields: Any,
-) -> nn.Module:
+def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
     """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
     Raises:
         UserError: no network has this name, or it does not take these arguments.
     """
-    arguments: dict[str, Any] = dict(
-        img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields
-    )
     if name in VARIANTS:
-        return laid_out(create_model(name, **arguments), name, channels_last)
+        return create_model(name, img_size, num_classes, drop_path_rate, **fields)
     if not name.startswith(TIMM) and not references.is_path(name):
         known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
         raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
+    arguments: dict[str, Any] = dict(img_size=img_size, num_classes=num_classes, **fields)
+    if drop_path_rate is not None:
+        arguments["drop_path_rate"] = drop_path_rate
     try:
-        network = _build_timm(name, arguments) if name.startswith(TIMM) else _build_own(name, arguments)
+        return _build_timm(name, arguments) if name.startswith(TIMM) else _build_own(name, arguments)
     except UserError as error:
         hint = "; --model.fields null gives it none of the fields" if fields else ""
         raise UserError(f"{error}{hint}") from error
-    return laid_out(network, name, channels_last)
 
 
-def laid_out(network: nn.Module, name: str, channels_last: bool | Literal["auto"] = "auto") -> nn.Module:
-    """The network, its weights put in place into the format that `NetworkSettings.channels_last` asks for."""
-    convolutions = [part for part in network.modules() if isinstance(part, nn.Conv2d)]
-    if channels_last == "auto":  # not in a network of one's own: its view() may need the usual format
-        linears = [part for part in network.modules() if isinstance(part, nn.Linear)]
-        channels_last = name.startswith(TIMM) and len(convolutions) > len(linears)
-    if channels_last:
-        for part in convolutions:
-            part.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
+def in_channels_last(network: nn.Module) -> nn.Module:
+    """Have convolutions run in torch's format channels_last, in which they are faster, if most layers are Conv2d."""
+    convolutions, linears = (
+        [part for part in network.modules() if isinstance(part, kind)] for kind in (nn.Conv2d, nn.Linear)
+    )
+    for part in convolutions if len(convolutions) > len(linears) else ():
+        part.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
     return network
 
 
 def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
-    takes: Mapping[str, inspect.Parameter] = {}
-    with suppress(TypeError, ValueError):  # no signature, as of classes in C
-        takes = inspect.signature(references.locate(name)).parameters
-    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-    if arguments["drop_path_rate"] is None or not ("drop_path_rate" in takes or any_name):
+    try:
+        network = references.made(name, **arguments)
+    except UserError as error:
+        if "argument 'drop_path_rate'" not in str(error):
+            raise
         del arguments["drop_path_rate"]  # a recipe sets it for any network
-    network = references.made(name, **arguments)
+        network = references.made(name, **arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network
@@ -201,16 +174,14 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     for field in NOT_FIELDS:
         if field in arguments:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
-    optional = ["img_size", "drop_path_rate"]  # some take any size, some have no stochastic depth
     while True:
         try:
-            return timm.create_model(entry, **arguments)
+            return in_channels_last(timm.create_model(entry, **arguments))
         except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
-            refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
-            if not refused:
+            # Some networks take any size, some have no stochastic depth.
+            optional = [each for each in ("img_size", "drop_path_rate") if f"argument '{each}'" in str(error)]
+            if not optional or arguments.pop(optional[0], None) is None:
                 raise UserError(f"{name}: {one_line(error) or type(error).__name__}") from error
-            arguments.pop(refused[0])
-            optional.remove(refused[0])
 
 
 def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
@@ -233,8 +204,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
     """Build the network of a checkpoint with fresh weights; its hyper-parameters hold what `ckpt.NETWORK` asks for."""
     sizes = hyper_parameters["name"], hyper_parameters["img_size"], hyper_parameters["num_classes"]
-    drop_path_rate, layout = hyper_parameters.get("drop_path_rate"), hyper_parameters.get("channels_last", "auto")
-    return build(*sizes, drop_path_rate, channels_last=layout, **(hyper_parameters.get("fields") or {}))
+    return build(*sizes, hyper_parameters.get("drop_path_rate"), **(hyper_parameters.get("fields") or {}))
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -295,9 +265,3 @@ def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
     """Raise UserError if the network does not have this optional `part`."""
     if not hasattr(network, part):
         raise UserError(f"{name} has no {part}(), which {wanted_by} needs")
-
-
-def blocks(network: nn.Module) -> list[Any]:
-    """The children of the network's Sequential and ModuleList children: of CaiT all its blocks."""
-    stacks = [child for child in network.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
-    return [block for stack in stacks for block in stack]

@@ -76,9 +76,6 @@ class DropPath(nn.Module):
         mask = branch.new_empty((branch.shape[0],) + (1,) * (branch.ndim - 1)).bernoulli_(keep)
         return branch * mask.div_(keep)
 
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}, mode={self.mode}"
-
 
 def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
     """Draw the sample of each layer for this step, for the images x [B, ...] and on their device.
@@ -171,10 +168,3 @@ class ScalarBias(nn.Module):
 def scalar_bias(config: CaiTConfig) -> nn.Module:
     """A `ScalarBias` under Fixup, else an Identity, which adds no name to a checkpoint."""
     return ScalarBias() if config.residual == "fixup" else nn.Identity()
-
-
-def drop_path_rates(config: CaiTConfig) -> list[float]:
-    """Rate of each self-attention block: uniform as in the paper, or growing linearly from 0 as in DeiT."""
-    if config.drop_path_schedule == "uniform":
-        return [config.drop_path_rate] * config.depth
-    return [config.drop_path_rate * i / max(config.depth - 1, 1) for i in range(config.depth)]

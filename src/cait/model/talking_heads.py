@@ -86,11 +86,9 @@ class TalkingHeads(torch.autograd.Function):
         B, N, _, h, _ = qkv.shape
         with no_autocast(qkv):
             mix_l, mix_w = _mixers(B, qkv.dtype, weight_l, weight_w)
-            heads = heads_first(qkv, _columns(qkv))  # saved in place of qkv
+            heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).contiguous()  # saved in place of qkv
             q, k, v = heads.unbind(0)
-            L = _mix(mix_l, scaled_product(q[:, :N], k.transpose(1, 2), scale))
-            if L.shape[2] > N:
-                L[:, :, N:] = float("-inf")
+            L = _mix(mix_l, scaled_product(q, k.transpose(1, 2), scale))
             P = L.softmax(dim=-1)
             del L
             out = (_mix(mix_w, P) @ v).view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
@@ -105,7 +103,6 @@ class TalkingHeads(torch.autograd.Function):
         heads, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
         (B, N, _), h = d_out.shape, len(bias_w)
         q, k, v = heads.unbind(0)
-        q = q[:, :N]
         with no_autocast(heads):
             mix_l, mix_w = _mixers(B, heads.dtype, weight_l, weight_w)
             dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
@@ -122,7 +119,7 @@ class TalkingHeads(torch.autograd.Function):
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
             dQ, dK = scaled_product(dS, k, ctx.scale), scaled_product(dS.transpose(1, 2), q, ctx.scale)
-            d_qkv = torch.stack([d[:, :N].view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
+            d_qkv = torch.stack([d.view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
@@ -146,29 +143,8 @@ def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]
 
 
 def _mix(mixer_Bhh: Tensor, maps: Tensor) -> Tensor:
-    """Mix maps [B·h, N, columns] over the heads."""
+    """Mix maps [B·h, N, N] over the heads."""
     return torch.bmm(mixer_Bhh, maps.view(*mixer_Bhh.shape[:2], -1)).view_as(maps)
-
-
-def padded(N: int) -> int:
-    """Columns of a map on a GPU: a multiple of 16, so that cuBLAS and Triton read aligned rows."""
-    return -(-N // 16) * 16
-
-
-def _columns(qkv: Tensor) -> int:
-    """Columns of the maps of "recompute"."""
-    return padded(qkv.shape[1]) if qkv.is_cuda else qkv.shape[1]
-
-
-def heads_first(qkv: Tensor, rows: int) -> Tensor:
-    """[B, N, 3, h, k] to a contiguous [3, B·h, rows, k]. Rows beyond N are 0, and so are the maps there."""
-    B, N, _, h, k = qkv.shape
-    heads = qkv.permute(2, 0, 3, 1, 4)
-    if rows > N:
-        heads = qkv.new_empty(3, B, h, rows, k)
-        heads[:, :, :, N:] = 0
-        heads[:, :, :, :N] = qkv.permute(2, 0, 3, 1, 4)
-    return heads.reshape(3, B * h, rows, k).contiguous()
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ from torch import Tensor, nn
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
+from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS
 from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
-ANEW = (" anew", " new")
-"""How the note about a head ends that has no weights for some classes."""
+NEW_HEAD = "the head starts anew"
+"""The note about a file without a head for the network's classes."""
 
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
@@ -71,52 +70,16 @@ def load_weights(
 
     - What the network fits itself: CaiT resizes its positions.
     - A convolution of three channels for one: it adds them up, as timm does.
-    - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
-      some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
-    - Otherwise no head, or one for another number of classes: it keeps the values that `model` has.
+    - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
+      a checkpoint of our runs whose classes are not `own_classes`.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
-    network it names that one, if the file does.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
     state, saved_classes = read_weights(path, ema)
-    notes = _take_known_classes(model, state, saved_classes, own_classes or [])
-    try:
-        return _load(model, state, str(path)) + notes
-    except UserError as error:
-        name = _named(Path(path))
-        raise UserError(f"{error}; it is of {name}" if name else str(error)) from error
-
-
-def _named(path: Path) -> str | None:
-    """The network that a file of weights names, or timm's config.json beside it; None if neither does."""
-    with suppress(UserError, OSError):
-        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str}, path.parent)["architecture"]
-    content = _read(path)
-    own = content.get("hyper_parameters") if isinstance(content, dict) else None
-    if isinstance(own, dict) and isinstance(own.get("name"), str):
-        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
-    theirs = content.get("arch") if isinstance(content, dict) else None  # of timm's training script
-    return TIMM + theirs if isinstance(theirs, str) else None
-
-
-def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Put rows of the `wanted` classes into the heads in `state`: the saved ones if there are, else `model`'s."""
-    rows = {name: row for row, name in enumerate(saved)}
-    known = {row: rows[name] for row, name in enumerate(wanted) if name in rows}
-    if not known or list(wanted) == list(saved):
-        return []  # nothing to sort
-    weights = model.state_dict()
-    heads = [key for key in classifier_keys(model) if key in state]
-    for key in heads:
-        shapes = weights[key].shape, state[key].shape
-        if shapes[0][1:] != shapes[1][1:] or (shapes[0][0], shapes[1][0]) != (len(wanted), len(saved)):
-            return []  # another network, which `_load` refuses
-    for key in heads:
-        head = weights[key].clone()
-        head[list(known)] = state[key][list(known.values())].to(head)
-        state[key] = head
-    anew = len(wanted) - len(known)
-    return [f"the head's rows of {len(known)} classes kept by name" + (f", {anew} new" if anew else "")]
+    if saved_classes and own_classes and saved_classes != [*own_classes]:
+        for key in classifier_keys(model):
+            state.pop(key, None)
+    return _load(model, state, str(path))
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
@@ -133,16 +96,8 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     """
     import timm
 
-    entry: str | None
-    if name in VARIANTS:
-        config: Any = model.config
-        entry = nearest_entry(name, config.img_size)
-        if entry is None:
-            published = [variant for variant in VARIANTS if published_entries(variant)]
-            raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
-    elif name.startswith(TIMM):
-        entry = name.removeprefix(TIMM)
-    else:
+    entry = published_entry(name, model.config.img_size if isinstance(model, CaiT) else 224)
+    if entry is None:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
     kept = cached_weights(entry)
     try:
@@ -163,8 +118,13 @@ def cached_weights(entry: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def nearest_entry(name: str, img_size: int) -> str | None:
-    """timm's entry with weights of one of the paper's models, at the resolution nearest to a size; None without any."""
+def published_entry(name: str, img_size: int) -> str | None:
+    """timm's entry with weights of the network `name`, of the paper's models at the resolution nearest to `img_size`.
+
+    None if there are no such weights.
+    """
+    if name not in VARIANTS:
+        return name.removeprefix(TIMM) if name.startswith(TIMM) else None
     entries = published_entries(name)
     return entries[min(entries, key=lambda size: abs(size - img_size))] if entries else None
 
@@ -181,10 +141,7 @@ def timm_config(name: str, img_size: int = 224) -> Any:
     """timm's configuration of the network `name` and of its published weights; None if it knows no such network."""
     import timm
 
-    if name in VARIANTS:
-        entry = nearest_entry(name, img_size)
-    else:
-        entry = name.removeprefix(TIMM) if name.startswith(TIMM) else None
+    entry = published_entry(name, img_size)
     return timm.get_pretrained_cfg(entry) if entry else None
 
 
@@ -197,11 +154,8 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
-        if heads and state.keys().isdisjoint(heads):  # a backbone, as DINOv3's
-            notes.append("there is no head in them; it starts anew")
-            state.update({key: weights[key] for key in heads})
-        elif any(key in state and len(state[key]) != len(weights[key]) for key in heads):
-            notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
+        if any(key not in state or len(state[key]) != len(weights[key]) for key in heads):
+            notes.append(NEW_HEAD)
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
             if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from copy import deepcopy
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from cait import ckpt
@@ -18,10 +17,9 @@ from cait.errors import UserError, one_line
 class EMA(Callback):
     """Average `module.model` after every optimizer step; score the average as `val_ema/...`.
 
-    It averages all floating-point numbers that a checkpoint has of the network, as timm's ModelEmaV3 does: running
-    statistics of BatchNorm too, because those of the raw weights do not fit averaged ones. It starts from the initial
-    weights, and is kept and scored in float32 at least, because bfloat16 would round its small steps away. Nothing is
-    ever swapped: every other part sees the raw weights.
+    timm's ModelEmaV3 averages all floating-point numbers that a checkpoint has of the network: running statistics of
+    BatchNorm too, because those of the raw weights do not fit averaged ones. It starts from the initial weights, and is
+    kept and scored in float32 at least. Nothing is ever swapped: every other part sees the raw weights.
 
     Args:
         decay: share of the average that each step keeps; None turns the average off.
@@ -50,22 +48,16 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
-        if self.average is not None and trainer.world_size > 1:
-            # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
-            for name in sorted(self._buffers):
-                buffer = self.average.get_buffer(name)
-                torch.distributed.broadcast(first := buffer.contiguous(), 0)
-                buffer.copy_(first)
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
-        self._dtype = torch.promote_types(pl_module.dtype, torch.float32)
-        network = pl_module.model
-        # One that is sharded cannot be deep-copied and brings a method for it.
-        average = network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
-        self.average = average._apply(_precise).eval().requires_grad_(False)
-        self._buffers = averaged_buffers(network)
+        network, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
+        # timm averages all tensors by one operation, which takes no mixture of sharded and other tensors.
+        is_mixed = len({type(value) for value in network.state_dict().values()}) > 1
+        to_dtype = None if dtype == pl_module.dtype else dtype
+        self._averaging = ModelEmaV3(network, self.decay, dtype=to_dtype, foreach=not is_mixed)
+        self.average, self._dtype = self._averaging.module.requires_grad_(False), dtype
         if self._loaded:
             try:
                 self.average.load_state_dict(self._loaded)
@@ -81,8 +73,7 @@ class EMA(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
-            assert self.decay is not None
-            update(self.average, pl_module.model, self.decay, self._buffers)
+            self._averaging.update(pl_module.model)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if self.average is not None:
@@ -104,36 +95,3 @@ class EMA(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
-
-
-@torch.no_grad()
-def update(average: nn.Module, model: nn.Module, decay: float, buffers: Collection[str] = ()) -> None:
-    """average ← decay · average + (1 - decay) · weights, all tensors at once, also for `buffers`; others are copied."""
-    means: list[Tensor] = list(average.parameters())
-    weights: list[Tensor] = list(model.parameters())
-    for (name, mean), (_, buffer) in zip(average.named_buffers(), model.named_buffers(), strict=True):
-        if name in buffers:
-            means.append(mean)
-            weights.append(buffer)
-        else:
-            mean.copy_(buffer)
-    means, weights = list(map(_local_part, means)), list(map(_local_part, weights))
-    weights = [weight.to(mean.dtype) for mean, weight in zip(means, weights, strict=True)]
-    torch._foreach_lerp_(means, weights, 1 - decay)
-
-
-def averaged_buffers(network: nn.Module) -> set[str]:
-    """The buffers to average: floating-point numbers that checkpoints hold. Infinities, as of a mask, would be NaN."""
-    saved = network.state_dict().keys()
-    floats = {name: buffer for name, buffer in network.named_buffers() if buffer.is_floating_point()}
-    return {name for name, buffer in floats.items() if name in saved and buffer.isfinite().all()}
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    """In float32 at least; other numbers than floating-point ones as they are."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
-
-
-def _local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, in the same memory: all of it, except of a DTensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import references
-from cait.errors import UserError, kind_and_place
+from cait.errors import UserError
 from cait.settings import check_choice
 
 ClassWeights = Literal["balanced"]
@@ -36,25 +35,6 @@ class BinaryCrossEntropy(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
-class WeightedCrossEntropy(nn.Module):
-    """Cross entropy in which each class counts by its weight: a mean over the images, whatever their classes.
-
-    The labels are smoothed before they are weighted. Checkpoints do not hold the weights, [num_classes].
-    """
-
-    weights: Tensor
-
-    def __init__(self, weights: Tensor, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.label_smoothing = label_smoothing
-        self.register_buffer("weights", weights, persistent=False)
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        # torch divides by the number of images for probabilities, and by the weights of the labels for indices.
-        shares = targets if targets.ndim == 2 else F.one_hot(targets, logits.shape[1]).to(logits.dtype)
-        return F.cross_entropy(logits, shares, weight=self.weights, label_smoothing=self.label_smoothing)
-
-
 @dataclass(frozen=True)
 class LossSettings:
     """The loss of the labels."""
@@ -65,18 +45,16 @@ class LossSettings:
     label_smoothing: float = 0.1
     """ε of (1 - ε) · target + ε / num_classes, for training only; not for a loss of your own."""
     class_weights: ClassWeights | None = None
-    """"balanced" weights the images in the cross entropy in inverse ratio to the sizes of their classes; None counts
-    all images alike. `data.balance` is the other way."""
+    """"balanced" weights the classes of images that may have several; None counts all alike. For one class an image
+    there is `data.balance`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         check_choice(self, {"class_weights": (None, "balanced")})
-        if self.class_weights is not None and self.loss != "cross_entropy":
-            raise UserError(f"class_weights is for the loss cross_entropy, not for {self.loss}")
 
     def build(self) -> Loss:
-        """Build the loss, without the weights of classes. Raises UserError if there is no such loss."""
+        """Build the loss. Raises UserError if there is no such loss."""
         if self.loss == "cross_entropy":
             return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
         if self.loss == "bce":
@@ -87,31 +65,6 @@ class LossSettings:
         if not callable(loss):
             raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
         return loss
-
-    def check(self, loss: Loss, logits: Tensor, shares: bool) -> None:
-        """Try a loss of the user's own on logits [B, num_classes], and labels [B] or, as `shares`, probabilities.
-
-        Raises:
-            UserError: it fails, or gives no number that depends on the logits.
-        """
-        if not references.is_path(self.loss):
-            return
-        labels = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        targets = F.one_hot(labels, logits.shape[1]).to(logits) if shares else labels
-        try:
-            value = loss(logits, targets)
-        except Exception as error:
-            shapes = f"logits {list(logits.shape)} and targets {list(targets.shape)}"
-            raise UserError(f"the loss {self.loss} fails on {shapes}: {kind_and_place(error)}") from error
-        if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-            got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"the loss {self.loss} must be one number that depends on the logits, got {got}")
-
-    def weighted(self, counts: Sequence[int]) -> WeightedCrossEntropy:
-        """Build the "balanced" cross entropy, for classes of so many images; the weights' mean over these is 1."""
-        images = torch.tensor(counts, dtype=torch.float32)
-        weights = images.sum() / (len(counts) * images.clamp(min=1))
-        return WeightedCrossEntropy(weights, self.label_smoothing)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:
@@ -143,9 +96,6 @@ class DistillationSettings:
     """File with the teacher's weights; None takes the published ones."""
     teacher_fields: dict[str, Any] | None = None
     """Further arguments of the teacher's network."""
-    teacher_img_size: int | None = None
-    """Side of the images that the teacher sees; None means the student's, or the teacher's own where it takes no
-    other."""
 
     def __post_init__(self) -> None:
         check_choice(self, {"distillation": get_args(Distillation)})

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import Metric
 
-from cait import disk, plugins
+from cait import plugins
 from cait.errors import UserError, kind_and_place
 from cait.references import locate, made
 from cait.train.losses import Distillation, Loss, LossSettings, distillation_loss
@@ -21,59 +19,42 @@ from cait.train.losses import Distillation, Loss, LossSettings, distillation_los
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 """Names of the scores that every evaluation has; a metric of the user's own must have another name."""
 
-RESERVED = ("confusion", "calibration", "real", "extra")
-"""Names that mean something else in the evaluation.json of a run."""
-NAME = re.compile(r"\w[\w.-]*")
-"""Names of metrics that metrics.csv and every tracker take."""
-
 HIGHER = {"acc", "acc1", "acc5", "accuracy", "f1", "map", "auc", "auroc", "precision", "recall"}
 LOWER = {"loss", "error", "errors", "err", "nll", "ece", "mae", "mse", "rmse", "perplexity"}
 """Words in the name of a metric whose largest value, or whose smallest, is the best."""
 
 
-class ClassCounts(Metric):
-    """The images of each class, and how many of them are right: [num_classes, 2].
+class Counts(Metric):
+    """What a validation counts: the images of each class, those that are right, also in top-5, and the sum of losses.
 
-    torchmetrics' MulticlassStatScores bins num_classes² cells for each batch, which takes seconds for 21,841 classes.
+    torchmetrics' own classes bin num_classes² cells for each batch, which takes seconds for 21,841 classes, leave NaN
+    out of a mean, and add up in bfloat16 in a network of bfloat16.
     """
 
-    counts: Tensor
+    classes: Tensor
+    right_in_5: Tensor
+    loss: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.add_state("counts", torch.zeros(num_classes, 2, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], labels [B]."""
-        right = (logits.argmax(dim=1) == labels).long()
-        self.counts.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
-
-    def compute(self) -> Tensor:
-        return self.counts.clone()
-
-
-class MeanLoss(Metric):
-    """The mean cross entropy of images; NaN if that of any of them is.
-
-    torchmetrics' MeanMetric leaves NaN out, and adds up in bfloat16 in a network of bfloat16.
-    """
-
-    total: Tensor
-    images: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("images", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("classes", torch.zeros(num_classes, 2, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("right_in_5", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("loss", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes] in float32, labels [B]."""
+        right = (logits.argmax(dim=1) == labels).long()
+        self.classes.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
+        best = logits.topk(min(5, logits.shape[1])).indices
+        self.right_in_5 += (best == labels[:, None]).sum()
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        self.total = self.total + loss  # not in place: Lightning may have made the state bfloat16
-        self.images += len(labels)
+        self.loss = self.loss + loss  # not in place: Lightning may have made the state bfloat16
 
-    def compute(self) -> Tensor:
-        return self.total / self.images
+    def compute(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """(images, correct) of each class, [num_classes, 2], and the figures by name."""
+        images, right = self.classes.sum(dim=0)
+        figures = {"loss": self.loss / images, "acc1": 100 * (right / images), "acc5": 100 * (self.right_in_5 / images)}
+        return self.classes.clone(), figures
 
 
 class EvalMetrics(nn.Module):
@@ -85,7 +66,7 @@ class EvalMetrics(nn.Module):
         per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
 
     Raises:
-        UserError: one of `own` cannot be made, is no metric, or has a name that is taken or that trackers refuse.
+        UserError: one of `own` cannot be made, is no metric, or has a name that is taken.
     """
 
     SIZE = "num_classes"
@@ -93,7 +74,7 @@ class EvalMetrics(nn.Module):
 
     def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
         super().__init__()
-        self._make(num_classes)
+        self.counter: Any = self._make(num_classes)
         size = {self.SIZE: num_classes}
         # No ModuleDict, because it refuses names such as "keys".
         self._names = list(own or {})
@@ -102,14 +83,9 @@ class EvalMetrics(nn.Module):
         self.per_class: Tensor | None = None
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
 
-    def _make(self, num_classes: int) -> None:
+    def _make(self, num_classes: int) -> Metric:
         """Make what `_standard` reads."""
-        self.loss, self.counts = MeanLoss(), ClassCounts(num_classes)
-        # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
-        self.accuracy = MetricCollection(
-            {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
-            compute_groups=False,
-        )
+        return Counts(num_classes)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -122,19 +98,10 @@ class EvalMetrics(nn.Module):
         self._update(logits[counted].float(), labels[counted])
 
     def _update(self, logits: Tensor, labels: Tensor) -> None:
-        for metric in self._counters():
-            metric.update(logits, labels)
+        self.counter.update(logits, labels)
         for name, metric in self.own.items():
             with _named_in_errors(name):
                 metric.update(logits, labels)
-
-    def check_own(self, logits: Tensor, labels: Tensor) -> None:
-        """Try the user's own metrics on a batch. Raises UserError if one of them gives no number."""
-        for name, metric in self.own.items():
-            with _named_in_errors(name):
-                metric.update(logits, labels)
-                _number(metric)
-            metric.reset()
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
         """The values under their logged names, such as `val/acc1`. Counting then starts again."""
@@ -146,14 +113,14 @@ class EvalMetrics(nn.Module):
         for name, metric in self.own.items():
             with _named_in_errors(name):
                 values[f"{prefix}/{name}"] = _number(metric)
-        for metric in [*self._counters(), *self._own]:
+        for metric in [self.counter, *self._own]:
             metric.reset()
         return values
 
     def _standard(self, prefix: str) -> dict[str, Tensor]:
         """The values that every evaluation has, and `per_class`."""
-        self.per_class = self.counts.compute()
-        return {"loss": self.loss.compute()} | {name: 100 * value for name, value in self.accuracy.compute().items()}
+        self.per_class, figures = self.counter.compute()
+        return figures
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in per cent, and their mean."""
@@ -164,21 +131,9 @@ class EvalMetrics(nn.Module):
         images = int(self.per_class[:, 0].sum())
         return {"images": images, "per_class": dict(zip(names, shares, strict=True)), "acc1_macro": mean}
 
-    def write_per_class(self, path: Path, names: Sequence[str]) -> None:
-        """Write the recall of each class, as `compute` counted it last, for classes of these names."""
-        assert self.per_class is not None
-        counts = zip(names, self.per_class.tolist(), strict=True)
-        rows = [(name, n, right, f"{100 * right / n:.2f}" if n else "") for name, (n, right) in counts]
-        disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
-
-    def _counters(self) -> list[Any]:
-        return [self.loss, self.accuracy, self.counts]
-
 
 def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
-    if not NAME.fullmatch(name):
-        raise UserError(f"a metric of your own cannot be called {name!r}: take letters, digits and . _ -")
-    if name in (*STANDARD, *RESERVED):
+    if name in STANDARD:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
     metric = made(path, **size)
     if not isinstance(metric, Metric):
@@ -242,8 +197,10 @@ class OneClass:
         self.num_classes = num_classes
 
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
-        """The loss that the settings ask for, with the weights of the classes of a data module if there is one."""
-        return settings.build() if data is None else settings.weighted(data.class_counts())
+        """The loss that the settings ask for; with a data module it is to weight the classes."""
+        if data is not None:
+            raise UserError("class_weights is for images of several classes; for one class an image take data.balance")
+        return settings.build()
 
     def distillation_loss(self, logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float) -> Tensor:
         """The teacher's part of the loss, see `cait.train.losses.distillation_loss`."""

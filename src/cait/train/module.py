@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,11 +27,9 @@ from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
 from cait.train.optim import OptimizerSettings
-from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
-ONE_VALUE = "Expected more than 1 value per channel when training"
-"""What torch says of a BatchNorm that gets a single image with a single pixel."""
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -64,8 +61,7 @@ class CaiTModule(LightningModule):
     Args:
         metrics: further metrics of validation by name, as
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
-        per_class: log val/acc1_macro, the mean of the classes' recalls, and write those of the last validation to
-            per_class.csv in the folder of the run.
+        per_class: log val/acc1_macro, the mean of the classes' recalls.
         mean: of the normalisation that the images have had; with a data module it is the data's.
         std: the same.
 
@@ -112,8 +108,6 @@ class CaiTModule(LightningModule):
         """The norm in this step, if a callback has computed it; clipping then uses it."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
-        self._figures_of_step: list[Tensor] = []
-        """Those of the batches that the running step has accumulated."""
         self.own_metrics, self.per_class = dict(metrics or {}), per_class
         if None not in (architecture.img_size, architecture.num_classes):
             self._build()
@@ -163,9 +157,6 @@ class CaiTModule(LightningModule):
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)
-        if mixing := getattr(self.trainer.datamodule, "mixing", None):  # type: ignore[attr-defined]
-            logits = torch.zeros(2, self.num_classes, device=self.device, requires_grad=True)
-            self.loss_settings.check(self.loss, logits, shares=mixing.is_on or self.task.several)
         if self.distillation.is_on:
             from cait.train.teacher import load_teacher
 
@@ -177,18 +168,15 @@ class CaiTModule(LightningModule):
         own_classes = self._class_names() if self.initial_weights.weights is not None else None
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
             rank_zero_info("weights from " + "; ".join(notes))
-            from cait.model.weights import ANEW  # here, because other runs do not load it
+            from cait.model.weights import NEW_HEAD  # here, because other runs do not load it
 
-            self.head_is_new = any(note.endswith(ANEW) for note in notes)
+            self.head_is_new = NEW_HEAD in notes
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
         if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
             network.count_once(self.model)
-        if not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None:  # else they are tried there
-            logits = torch.zeros(2, self.num_classes, device=self.device)
-            self.val_metrics.check_own(logits, (logits if self.task.several else logits[:, 0]).long())
 
     def on_train_start(self) -> None:
         progress.begin(self.trainer)
@@ -219,38 +207,25 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        heads = self._heads(images.to(self.dtype))
+        x = images.to(self.dtype)
+        heads = network.forward_heads(self.model, x) if self.has_distillation_head else (self.model(x),)
         logits = precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
             loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
-        self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
+        self._log_step(loss.detach(), logits.detach(), targets)
         return loss
 
-    def _heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Logits [B, num_classes] of the class head, and of the distillation head where there is one."""
-        try:
-            return network.forward_heads(self.model, images) if self.has_distillation_head else (self.model(images),)
-        except ValueError as error:
-            if ONE_VALUE not in str(error):
-                raise
-            few = f"{self.name} has BatchNorm, which needs 2 images or more a process: raise --data.batch_size"
-            raise UserError(few) from error
-
-    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
+    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
         right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets
         acc1 = 100 * right.float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
-        if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._figures_of_step = []
-        self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        of_process = torch.stack(self._figures_of_step).mean(dim=0)
-        step = self.trainer.strategy.reduce(of_process, reduce_op="mean")
+        step = self.trainer.strategy.reduce(self.figures, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
         highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
         rate = torch.full((), highest, dtype=torch.float32, device=self.device)
@@ -265,18 +240,12 @@ class CaiTModule(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip the gradients, also those of a fused optimizer under mixed precision, which Lightning refuses."""
-        if not gradient_clip_val:
-            return
-        parameters = with_gradients(optimizer)
+        """Clip the gradients; by their norm also those of a fused optimizer under 16-mixed, which Lightning refuses."""
         if gradient_clip_algorithm == "value":
-            bound = torch.full((), gradient_clip_val, dtype=torch.float32, device=self.device)
-            bound = bound * self.gradient_scale(optimizer)
-            for parameter in parameters:
-                parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
-        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
             norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
-            clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+            clip_grads_with_norm_(with_gradients(optimizer), gradient_clip_val, norm)
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
@@ -311,11 +280,6 @@ class CaiTModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
-        trainer: Any = self.trainer
-        has_folder = trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.fast_dev_run
-        if self.per_class and trainer.is_global_zero and has_folder:
-            path = Path(trainer.default_root_dir, "per_class.csv")
-            self.val_metrics.write_per_class(path, self._class_names() or [*map(str, range(self.num_classes))])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
@@ -336,7 +300,7 @@ class CaiTModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         progress.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
-        scheduler = warmup_schedule(optimizer, self.schedule, self.schedule_length)
+        scheduler = WarmupSchedule(optimizer, self.schedule, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def schedule_length(self) -> Length:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cait import references
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import check_at_least
-
-L2 = {
-    *("sgd", "momentum", "asgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "rmsproptf"),
-    *("adopt", "madgrad"),
-}
-"""Optimizers that add the decay to the gradient. Adaptive ones then divide it by what dwarfs the gradient."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +28,8 @@ class OptimizerSettings:
     layer_decay: float | None = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
     weight_decay: float | None = None
-    """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, or 0 for
-    optimizers that add it to the gradient, as SGD and Adam do."""
+    """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, for adamw, and 0
+    for any other optimizer."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of AdamW."""
     eps: float = 1e-8
@@ -48,18 +40,12 @@ class OptimizerSettings:
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
 
-    @property
-    def decay(self) -> float:
-        """`weight_decay`, or its default for this optimizer."""
-        if self.weight_decay is not None:
-            return self.weight_decay
-        kind = re.split("[:._]", self.optimizer.lower())[-1]  # "lookahead_radam" and "torch.optim:RAdam" are radam
-        return 0.0 if kind in L2 else 0.05
-
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
         name, given = self.optimizer, dict(self.optimizer_args or {})
-        decay: dict[str, Any] = dict(weight_decay=self.decay, layer_decay=self.layer_decay)
+        default = 0.05 if name == "adamw" else 0.0
+        weight_decay = default if self.weight_decay is None else self.weight_decay
+        decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
                 given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
@@ -77,9 +63,7 @@ class OptimizerSettings:
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:
-        """Put these settings into the states of a checkpoint's optimizers, as far as they have changed.
-
-        A schedule of your own may change betas or the weight decay of a group, so what has not changed stays.
+        """Put these settings into the states of a checkpoint's optimizers.
 
         Args:
             states: of the optimizers.
@@ -91,9 +75,8 @@ class OptimizerSettings:
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
-        groups, settings = self.build(network, lr).param_groups, {"lr_scale", "fused"}
-        if any(_plain(before.get(name)) != _plain(value) for name, value in asdict(self).items()):
-            settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
+        groups = self.build(network, lr).param_groups
+        settings = {"lr_scale", "fused", "weight_decay", "betas", "eps", *(self.optimizer_args or {})}
         sizes = [len(group["params"]) for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         for state in states:
@@ -114,44 +97,23 @@ def _laid_out_as(parameter: Tensor, value: Any) -> Any:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value  # a YAML file makes lists of tuples
-
-
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
-    """Build timm's optimizer. Refuse an argument that timm's factory would silently drop."""
     import timm.optim
 
-    known, plain = timm.optim.list_optimizers(), name.rpartition("_")[2]  # "lookahead_lion" is lion
-    if plain not in known:
+    known = timm.optim.list_optimizers()
+    if name.rpartition("_")[2] not in known:  # "lookahead_lion" is lion
         otherwise = "; `timm.optim.list_optimizers()` lists them"
         raise UserError(f"unknown optimizer {name!r}{did_you_mean(name, known, otherwise)}")
-    info = timm.optim.get_optimizer_info(plain)
-    for argument, taken in (("momentum", info.has_momentum), ("eps", info.has_eps), ("betas", info.has_betas)):
-        if argument in given and not taken:
-            raise UserError(f"optimizer {name} takes no {argument}")
-    if plain.endswith("muon") and not torch.cuda.is_available():
-        muon = timm.optim.muon  # in bfloat16, its choice, CPUs without units for that take 20 times as long
-        muon.zeropower_via_newtonschulz = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
     return timm.optim.create_optimizer_v2(network, opt=name, **given)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
-    """Split the trainable parameters into two groups, without and with weight decay.
+    """timm's groups of the trainable parameters: without and with weight decay, with `layer_decay` two for each layer.
 
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
-    `network.no_weight_decay()`. The groups are those of timm's `param_groups_weight_decay`, or with `layer_decay`
-    those of its `param_groups_layer_decay`, two for each layer.
+    `network.no_weight_decay()`.
     """
     exempt: set[str] = getattr(network, "no_weight_decay", set)()
-    if layer_decay is not None:
-        from timm.optim import param_groups_layer_decay
-
-        return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (0.0, weight_decay)]
-    for name, parameter in network.named_parameters():
-        if parameter.requires_grad:
-            is_exempt = any(fnmatch.fnmatch(name, pattern) for pattern in exempt)  # timm's names may have wildcards
-            is_decayed = parameter.ndim > 1 and not name.endswith(".bias") and not is_exempt
-            groups[is_decayed]["params"].append(parameter)
-    return groups
+    if layer_decay is None:
+        return param_groups_weight_decay(network, weight_decay, no_weight_decay_list=exempt)
+    return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)

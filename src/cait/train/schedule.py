@@ -1,4 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then a cosine, or the peak and a cooldown."""
+"""The learning rate of every step: a linear warm-up, then a cosine or the peak."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait.errors import UserError
-from cait.settings import check_at_least, check_choice, check_share
+from cait.settings import check_at_least, check_choice
 
-Shape = Literal["cosine", "constant", "wsd"]
+Shape = Literal["cosine", "constant"]
 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """The learning rate of every step; see `warmup_schedule`."""
+    """The learning rate of every step; see `WarmupSchedule`."""
 
     lr: float = 5e-4
     """Peak learning rate, for `lr_base_size` images a step."""
@@ -33,17 +33,13 @@ class ScheduleSettings:
     warmup_lr: float = 1e-6
     """Rate of the first step, not scaled."""
     schedule: Shape = "cosine"
-    """After the warm-up: "cosine" falls to `min_lr`, "constant" keeps the peak, "wsd" (warm-up, stable, decay) keeps it
-    until the cooldown."""
-    cooldown: float = 0.2
-    """Of "wsd": share of the run's steps, its last, in which the rate falls to `min_lr`. It begins no earlier than the
-    step that a resumed run has reached, so 1 begins at once."""
+    """After the warm-up: "cosine" falls to `min_lr`, "constant" keeps the peak. A run that kept the peak and is resumed
+    with "cosine" falls from the step that it has reached."""
     min_lr: float = 1e-5
-    """Rate at the end of the cosine or of the cooldown, not scaled."""
+    """Rate at the end of the cosine, not scaled."""
 
     def __post_init__(self) -> None:
         check_choice(self, {"schedule": get_args(Shape)})
-        check_share(self, "cooldown")
         check_at_least(self, 0, "lr", "warmup_lr", "min_lr", "warmup_epochs")
         if self.lr_base_size is not None and self.lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
@@ -58,89 +54,6 @@ class Length(NamedTuple):
     """What it follows from: max_epochs and max_steps."""
 
 
-def warmup_schedule(optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> LRScheduler:
-    """Linear warm-up, then a cosine, or the peak and a linear cooldown; stepped after every optimizer step.
-
-    With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
-
-        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)                   (warmup_lr where W = 1)
-        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2   (the cosine)
-                 p - (p - min_lr) · max(0, t - S) / (T - S)                   (a cooldown from S; S = T is constant)
-
-    times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
-    closed form, so that W = 0 works and rounding does not build up. The cooldown is MiniCPM's (arXiv:2404.06395) in the
-    linear form of Hägele et al. (arXiv:2405.18392).
-
-    A resumed run follows the settings of now. A warm-up that is over stays over, and a cooldown begins no earlier than
-    the step that the run has reached. If the rest of the run has become shorter or longer, as with another batch, and
-    its limits are the same, the fall goes on from where it stands: W, or S, moves so that the curve passes through
-    there.
-
-    Args:
-        optimizer: its groups have the peak as their rate.
-        settings: the rates and the shape.
-        measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
-    """
-    share = {"cosine": None, "constant": 0.0, "wsd": settings.cooldown}[settings.schedule]
-
-    class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.set_length(measure())
-            ends = dict(warmup_start_lr=settings.warmup_lr, eta_min=settings.min_lr)
-            super().__init__(optimizer, self.warmup_epochs, self.max_epochs, **ends)
-
-        def set_length(self, length: Length) -> None:
-            self.length = length
-            self.warmup_epochs = min(length.warmup, length.total)
-            # A run that ends within its warm-up has no cosine; it must still have a length.
-            self.max_epochs = max(length.total, self.warmup_epochs + 1)
-            planned = length.total - round((share or 0) * length.total)
-            self.cooldown_start = None if share is None else max(self.warmup_epochs, planned)
-
-        def get_lr(self) -> list[float]:
-            step, start, end = self.last_epoch, self.cooldown_start, self.max_epochs
-            if step == 0 and self.warmup_epochs > 0:
-                rates = [self.warmup_start_lr] * len(self.base_lrs)
-            elif start is None or step < self.warmup_epochs:
-                rates = self._get_closed_form_lr()
-            else:
-                done = max(0, step - start) / max(1, end - start)
-                rates = [peak - (peak - self.eta_min) * done for peak in self.base_lrs]
-            scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
-            return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
-
-        def state_dict(self) -> dict[str, Any]:
-            state = {"last_epoch": self.last_epoch, "_step_count": self._step_count, "length": tuple(self.length)}
-            return state if self.cooldown_start is None else state | {"cooldown_start": self.cooldown_start}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            step, before, now = state_dict["last_epoch"], Length(*state_dict["length"]), measure()
-            cooldown = state_dict.get("cooldown_start")  # a cosine has none
-            start = before.warmup if cooldown is None else cooldown
-            is_same = before.limits == now.limits and (cooldown is None) == (self.cooldown_start is None)
-            goes_on = is_same and start < step < before.total != now.total
-            if goes_on:
-                start = moved(start, step, before.total, now.total)
-            if before.warmup <= step:
-                now = now._replace(warmup=start if cooldown is None else before.warmup)
-            self.set_length(now)
-            if self.cooldown_start is not None:
-                earliest = step if cooldown is None else min(cooldown, step)
-                self.cooldown_start = start if goes_on else max(self.cooldown_start, earliest)
-            super().load_state_dict({name: state_dict[name] for name in ("last_epoch", "_step_count")})
-            self._last_lr = self.get_lr()
-            for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
-                group["lr"], group["initial_lr"] = lr, peak
-
-    return WarmupSchedule()
-
-
-def moved(start: float, step: int, end: int, new_end: int) -> float:
-    """Where a fall to `new_end` starts that at `step` has come as far as the one from `start` to `end`."""
-    share = (step - start) / (end - start)
-    return (step - share * new_end) / (1 - share)
-
-
 def _bolts_schedule() -> type[LRScheduler]:
     """lightning-bolts' schedule, loaded from its file alone: the package would take seconds, warn and patch numpy."""
     file = distribution("lightning-bolts").locate_file("pl_bolts/optimizers/lr_scheduler.py")
@@ -153,3 +66,72 @@ def _bolts_schedule() -> type[LRScheduler]:
     finally:
         if is_ours:
             del sys.modules[stability.__name__]
+
+
+class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
+    """Linear warm-up, then a cosine or the peak; stepped after every optimizer step.
+
+    With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
+
+        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)                   (warmup_lr where W = 1)
+        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2   (p if constant)
+
+    times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
+    closed form, so that W = 0 works and rounding does not build up.
+
+    Args:
+        optimizer: its groups have the peak as their rate.
+        settings: the rates and the shape.
+        measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> None:
+        self.settings, self.measure = settings, measure
+        self.set_length(measure())
+        super().__init__(optimizer, self.warmup_epochs, self.max_epochs, settings.warmup_lr, settings.min_lr)
+
+    def set_length(self, length: Length) -> None:
+        self.length = length
+        self.warmup_epochs = min(length.warmup, length.total)
+        # A run that ends within its warm-up has no cosine; it must still have a length.
+        self.max_epochs = max(length.total, self.warmup_epochs + 1)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch == 0 and self.warmup_epochs > 0:
+            rates = [self.warmup_start_lr] * len(self.base_lrs)
+        elif self.last_epoch < self.warmup_epochs or self.settings.schedule == "cosine":
+            rates = self._get_closed_form_lr()
+        else:
+            rates = self.base_lrs
+        scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+        return state | {"length": tuple(self.length), "schedule": self.settings.schedule}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Follow the settings of now from the step that the run has reached.
+
+        A warm-up that is over stays over. If the rest of the run has become shorter or longer, as with another batch,
+        and its limits are the same, the cosine goes on from where it stands: W moves so that the curve passes through
+        there.
+        """
+        step, before, now = state_dict["last_epoch"], Length(*state_dict["length"]), self.measure()
+        start = before.warmup
+        if self.settings.schedule == "cosine":
+            if state_dict["schedule"] == "constant":
+                start = max(start, step)
+            elif before.limits == now.limits and start < step < before.total != now.total:
+                start = moved(start, step, before.total, now.total)
+        self.set_length(now._replace(warmup=start) if before.warmup <= step else now)
+        self.last_epoch, self._step_count = step, state_dict["_step_count"]
+        self._last_lr = self.get_lr()
+        for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
+            group["lr"], group["initial_lr"] = lr, peak
+
+
+def moved(start: float, step: int, end: int, new_end: int) -> float:
+    """Where a fall to `new_end` starts that at `step` has come as far as the one from `start` to `end`."""
+    share = (step - start) / (end - start)
+    return (step - share * new_end) / (1 - share)

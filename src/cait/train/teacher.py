@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from cait import ckpt, disk, references, signature
+from cait import ckpt, disk, references
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM, VARIANTS
@@ -59,17 +58,19 @@ class Teacher(nn.Module):
 def load_teacher(settings: DistillationSettings, student: NetworkSettings, students: Normalization) -> Teacher:
     """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
+    It sees the images at the student's size, or at its own where it takes no other.
+
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
-    known, img_size = student.num_classes, settings.teacher_img_size
+    known, img_size = student.num_classes, None
     own: Normalization = [[*each] * (fields.get("in_chans", 3) // len(each)) for each in students]
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
         known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
     elif name in VARIANTS or references.is_path(name):
-        teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
+        teacher = network.build(name, student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
@@ -83,8 +84,7 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         if not known:  # a backbone, as DINOv3's
             raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
-        if img_size is None and cfg.get("fixed_input_size"):
-            img_size = cfg["input_size"][-1]
+        img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
     if len(own[0]) < len(students[0]):
         raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
@@ -102,12 +102,11 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
     )
     name = hparams["name"]
-    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
-    if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
-        fields = f" --model.teacher_fields '{json.dumps(hparams['fields'])}'" if hparams.get("fields") else ""
-        remedy = f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
-        risk = f"{name}, code that may do anything"
-        raise UserError(f"the network of the teacher {path} is {risk}: if you trust it, {remedy}")
+    if references.is_path(name) and name != student:  # the file may be a stranger's
+        remedy = f"give --model.teacher {name} --model.teacher_path {path}"
+        raise UserError(
+            f"the network of the teacher {path} is {name}, code that may do anything: to trust it, {remedy}"
+        )
     try:
         teacher = network.rebuild(hparams)
         teacher.load_state_dict(ckpt.weights(checkpoint))
@@ -122,7 +121,7 @@ def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, An
     overlay = {"file": path, "num_classes": num_classes} if path else None
     try:
         teacher = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
-        return network.laid_out(teacher, TIMM + name)
+        return network.in_channels_last(teacher)
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error

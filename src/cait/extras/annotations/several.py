@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
+from torchmetrics import Metric
+from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
+from torchmetrics.utilities import dim_zero_cat
 
 from cait.errors import UserError
 from cait.references import is_path
 from cait.train.losses import Distillation, Loss, LossSettings
-from cait.train.metrics import Best, EvalMetrics, MeanLoss, OneClass
+from cait.train.metrics import Best, EvalMetrics, OneClass
 
 
 class MultiLabel(OneClass):
@@ -71,26 +73,24 @@ class MultiLabelLoss(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=self.weights)
 
 
-class MeanBinaryLoss(MeanLoss):
-    """The mean binary cross entropy of images and classes."""
+class Answers(Metric):
+    """The logits and the targets of all images, over all processes."""
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        loss = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
-        self.total = self.total + loss.mean(dim=1).sum()
-        self.images += len(labels)
+    logits: list[Tensor]
+    targets: list[Tensor]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("logits", [], dist_reduce_fx="cat")
+        self.add_state("targets", [], dist_reduce_fx="cat")
 
-# torchmetrics takes the sigmoid of a batch only if a logit of it is no probability.
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        self.logits.append(logits)
+        self.targets.append(targets)
 
-
-class AveragePrecision(MultilabelAveragePrecision):
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        super().update(logits.sigmoid(), labels)
-
-
-class StatScores(MultilabelStatScores):
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        super().update(logits.sigmoid(), labels)
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Both [N, num_classes]."""
+        return dim_zero_cat(self.logits), dim_zero_cat(self.targets)
 
 
 class MultiLabelMetrics(EvalMetrics):
@@ -101,28 +101,27 @@ class MultiLabelMetrics(EvalMetrics):
 
     SIZE = "num_labels"
 
-    def _make(self, num_classes: int) -> None:
-        self.loss = MeanBinaryLoss()
-        self.precision = AveragePrecision(num_classes, validate_args=False)
-        self.answers = StatScores(num_classes, average="none", validate_args=False)
+    def _make(self, num_classes: int) -> Metric:
+        return Answers()
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""
         counted = labels[:, 0] >= 0
         self._update(logits[counted].float(), labels[counted].long())
 
-    def _counters(self) -> list[Any]:
-        return [self.loss, self.precision, self.answers]
-
     def _standard(self, prefix: str) -> dict[str, Tensor]:
-        found = self.answers.compute()
-        hits, false_alarms, _, misses, positives = found.unbind(1)
-        self.per_class, self._images = torch.stack([positives, hits], dim=1), int(found[0, :4].sum())
+        logits, targets = self.counter.compute()
+        probabilities, self._images = logits.sigmoid(), len(logits)
+        hits = targets * (probabilities > 0.5)
+        self.per_class = torch.stack([targets.sum(dim=0), hits.sum(dim=0)], dim=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class without an image has no figure
-            precision = self.precision.compute()
-        f1 = 2 * hits / (2 * hits + false_alarms + misses).clamp(min=1)
-        return {"loss": self.loss.compute(), "mAP": precision, "f1": f1.mean()}
+            precision = multilabel_average_precision(probabilities, targets, logits.shape[1])
+        return {
+            "loss": F.binary_cross_entropy_with_logits(logits, targets.float()),
+            "mAP": precision,
+            "f1": multilabel_f1_score(probabilities, targets, logits.shape[1]),
+        }
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         return super().by_class(names) | {"images": self._images}

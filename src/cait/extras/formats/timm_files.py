@@ -20,7 +20,7 @@ from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
 
 ONLY_IN_TRAINING = {
-    *("attention_backend", "drop_path_mode", "drop_path_rate", "drop_path_schedule"),
+    *("attention_backend", "drop_path_mode", "drop_path_rate"),
     *("layer_scale_init", "layer_scale_dist"),
 }
 """Fields that the output of a trained CaiT does not depend on."""

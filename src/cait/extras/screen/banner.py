@@ -80,8 +80,8 @@ class Banner(ModelSummary):
             "length": self._length(trainer, pl_module.schedule),
             "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
         }
-        if text := schedule_row(pl_module.schedule, trainer):
-            rows["schedule"] = text
+        if pl_module.schedule.schedule == "constant":
+            rows["schedule"] = "constant: the peak to the end"
         if self.run_dir:
             needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
             checkpoints = f"; the checkpoints take {decimal(needed)} of {decimal(free)} free" if needed else ""
@@ -119,16 +119,6 @@ class Banner(ModelSummary):
             left = int(total_steps(trainer)) - self._last_step
             if left > 0:
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
-
-
-def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
-    """What the rate does after the warm-up; empty for the cosine, the recipe's."""
-    if settings.schedule == "cosine":
-        return ""
-    start, steps = trainer.lr_scheduler_configs[0].scheduler.cooldown_start, int(total_steps(trainer))  # type: ignore[union-attr]
-    if start >= steps:
-        return f"{settings.schedule}: the peak to the end"
-    return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"
 
 
 def attention_in_use(network: nn.Module) -> str:

@@ -141,6 +141,6 @@ def findings(trained: float, counts: Tensor, names: list[str]) -> list[str]:
         shown = ", ".join(never[:NAMES]) + (", ..." if len(never) > NAMES else "")
         found.append(
             f"{len(never)} of {len(names)} classes are never right in the last validation ({shown}): train longer; if "
-            "they have few training images, add --model.class_weights balanced"
+            "they have few training images, add --data.balance full"
         )
     return found

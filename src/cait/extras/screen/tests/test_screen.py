@@ -18,7 +18,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras import clock
 from cait.extras.clock import Clock
 from cait.extras.gmacs import forward_gmacs
-from cait.extras.screen.banner import Banner, attention_in_use, schedule_row
+from cait.extras.screen.banner import Banner, attention_in_use
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.progress import EpochLines
 from cait.extras.screen.summary import findings
@@ -143,18 +143,6 @@ def test_the_backends_of_attention_are_named() -> None:
         network = create_model("xxs24", 16, 10, attention_backend=backend, **fields)
         assert attention_in_use(network) == f", {backend} attention"
     assert attention_in_use(create_model("xxs24", 16, 10, talking_heads=False, **fields)) == ""
-
-
-def test_the_banner_says_where_the_cooldown_begins(tmp_path: Path) -> None:
-    rows: list[str] = []
-    steps = LambdaCallback(on_train_start=lambda fit, net: rows.append(schedule_row(net.schedule, fit)))
-    for epochs, settings in ((2, {}), (1, dict(schedule="constant")), (2, dict(schedule="wsd", cooldown=1.0))):
-        fit = trainer(max_epochs=epochs, callbacks=[steps])
-        start = tmp_path / "x.ckpt" if "cooldown" in settings else None
-        fit.fit(module(warmup_epochs=0, **settings), loader(), ckpt_path=start)
-        fit.save_checkpoint(tmp_path / "x.ckpt")
-    expected = "wsd: the peak, and from step 6 to 12 a cooldown to 1e-05"
-    assert rows == ["", "constant: the peak to the end", expected]
 
 
 def test_the_count_for_any_network() -> None:
