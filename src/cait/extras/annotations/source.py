@@ -154,10 +154,9 @@ class AnnotatedSource(FolderSource):
             train, val = hold_out(Files(pool), self.splits.val_fraction)
             return [*train], [*val]
         wanted = max(2, round(1 / self.splits.val_fraction))
-        folds = max(2, min(wanted, len(self._groups_of(pool)) or len(pool)))
+        folds = max(2, min(wanted, len(self._groups_of(pool)) or wanted))
         if folds < wanted:
-            few = "groups" if self._groups else "images"
-            rank_zero_info(f"{self.asked.labels} has too few {few}: 1 of {folds} is held out")
+            rank_zero_info(f"{self.asked.labels} has too few groups: 1 of {folds} is held out")
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run.program import Program
 
@@ -35,14 +35,11 @@ def visualize(arguments: list[str], program: Program) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("visualize", "Draw attention maps of images, and a page of what the network gets wrong.")
-    options.add_argument("source", metavar="RUN", nargs="?", help="a run, or a checkpoint (.ckpt)")
+    options.add_argument("source", metavar="RUN", help="a run, or a checkpoint (.ckpt)")
     options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
     options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
     options.add_weights()
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
     options.add_trust()
-    given = options.parse_args(arguments)
-    if given.source is None:
-        raise run_missing("visualize")
-    return given
+    return options.parse_args(arguments)

@@ -158,7 +158,7 @@ def metadata(card: str) -> dict[str, Any]:
 def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["card", "mine", "--license", "apache-2.0", "--repo", "me/digits"])
     files = capsys.readouterr().out.split()
-    assert files == [f"logs/mine/card/{name}" for name in ("README.md", "curves.png", "reliability.png")]
+    assert files == [f"logs/mine/card/{name}" for name in ("README.md", "curves.png")]
     for name in files[1:]:
         Image.open(name).verify()
     found, card = json.loads(Path("logs/mine/evaluation.json").read_text()), Path(files[0]).read_text()

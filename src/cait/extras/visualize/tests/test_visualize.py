@@ -275,7 +275,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
     Path("text.jpg").write_text("no image")
     shutil.copy(trained / "checkpoints" / "best.ckpt", "moved.ckpt")
     for arguments, words in [
-        ([], "which run?"),
+        ([], "the following arguments are required: RUN"),
         (["ghost"], "there is no run logs/ghost"),
         (["a", "--images", "ghost.jpg"], "there is no image ghost.jpg"),
         (["a", "--images", "text.jpg"], "cannot read the image text.jpg: not an image"),
