@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
@@ -34,10 +34,10 @@ mpl.rcParams.update(
 )
 
 
-def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure of width × height inches and its axes [rows, columns]; `options` are those of `Figure.subplots`."""
+def grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """A figure of width × height inches and its axes [rows, columns]."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row: int = 3) -> tuple[Figure, list[Axes]]:

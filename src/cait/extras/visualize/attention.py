@@ -42,7 +42,7 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
     Raises:
         UserError: the network has no class-attention block.
     """
-    maps = network.maps(image[None].to(next(network.parameters()).device)).class_attention
+    maps = network.maps(image[None]).class_attention
     if not maps:
         raise UserError("the network has no class-attention block whose maps could be shown")
     side = math.isqrt(maps[0].shape[-1])  # keys are s² or s² + T: neither T = 1 nor T = 2 makes another square

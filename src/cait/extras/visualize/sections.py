@@ -69,8 +69,8 @@ def _attention_maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> 
     html = [page.paragraph(attention.CAPTION)]
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
     for path, photograph, label in itertools.islice(chosen, given.num_images):
-        image, pixels = _seen(loaded.data, channels_last(loaded.data.eval_transform(photograph)))
-        probabilities = loaded.task.probabilities(loaded.network(image[None].to(loaded.module.device)))[0]
+        image, pixels = _seen(loaded, channels_last(loaded.data.eval_transform(photograph)))
+        probabilities = loaded.task.probabilities(loaded.network(image[None]))[0]
         best = probabilities.topk(min(LIKELY, len(probabilities)))
         words = ", ".join(f"{loaded.class_names[index]} {value:.1%}" for value, index in zip(*best, strict=True))
         words += f"; true class {label}" if label is not None else ""
@@ -123,10 +123,10 @@ def _validation(loaded: Loaded) -> Any:
     return data.val_images
 
 
-def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
+def _seen(loaded: Loaded, pixels: Tensor) -> tuple[Tensor, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
-    (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
-    return image, plots.pixels(image, data.preprocessing)
+    (image,), _ = loaded.data.on_after_batch_transfer((pixels[None], None), 0)
+    return image.to(loaded.module.device), plots.pixels(image, loaded.data.preprocessing)
 
 
 def _curves(folder: Path) -> Section:
@@ -154,7 +154,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     for place, label, taken, probability, loss in itertools.islice(zip(*wrong, strict=True), WORST):
         title = f"true {names[label]}, predicted {names[taken]}"
         file = "/".join(Path(images.samples.name(place)).parts[-2:])
-        tiles.append((_seen(loaded.data, images[place][0])[1], title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
+        tiles.append((_seen(loaded, images[place][0])[1], title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
     pairs = [(names[true], names[taken], f"{count:,}") for (true, taken), count in wrong.confusions(CONFUSIONS)]
     frequent = page.table(("true class", "predicted", "images"), pairs)
     matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")

@@ -25,7 +25,7 @@ def visualize(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-        loaded.network.to(loading.device())
+        loaded.module.to(loading.device())
         output = given.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
         output.mkdir(parents=True, exist_ok=True)
