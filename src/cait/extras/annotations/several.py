@@ -116,10 +116,10 @@ class MultiLabelMetrics(EvalMetrics):
         self.per_class = torch.stack([targets.sum(dim=0), hits.sum(dim=0)], dim=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class without an image has no figure
-            precision = multilabel_average_precision(probabilities, targets, logits.shape[1])
+            precision = multilabel_average_precision(probabilities, targets, logits.shape[1], average="none")
         return {
             "loss": F.binary_cross_entropy_with_logits(logits, targets.float()),
-            "mAP": precision,
+            "mAP": precision[targets.any(dim=0)].mean(),
             "f1": multilabel_f1_score(probabilities, targets, logits.shape[1]),
         }
 

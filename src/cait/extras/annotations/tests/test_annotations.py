@@ -140,7 +140,7 @@ def test_names_composed_otherwise_are_found(tmp_path: Path) -> None:
     assert all(Path(path).exists() for samples in (source.train, source.val) for path, _ in samples)
 
 
-ONE, TWO = "train/0/0000.png", "train/1/0001.png"
+ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ ONE, TWO = "train/0/0000.png", "train/1/0001.png"
         ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png (line 2)"),
         (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (2 times)"),
         (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
-        (f"path,label,split\n{ONE},a,train\n{TWO},b,test\n", "no training images are left of the class b"),
+        (f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n", "training images are left of the class b"),
         (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
         (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "1 groups cannot be divided into 2 folds"),
         (f"path,label\n{ONE},a\n{TWO},K\udce4se\n", "line 3: the label K�se is not UTF-8"),
