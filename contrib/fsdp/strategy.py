@@ -11,7 +11,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -175,5 +175,3 @@ def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) ->
         fully_shard(network, mesh=mesh, reshard_after_forward=True)
     except Exception as error:  # whatever another network holds, such as a parameter without a dimension
         raise UserError(f"the network cannot be sharded: {one_line(error)}") from error
-    if hasattr(network, "forward_heads"):
-        register_fsdp_forward_method(network, "forward_heads")

@@ -94,7 +94,7 @@ def _fold_weights(cait: CaiT) -> None:
             scales[: attn.proj.in_features] = attn.scale
             _scale(readers[0], scales)
             attn.scale = 1.0
-    _fold_norm(cait, "norm", cait.get_classifier())
+    _fold_norm(cait, "norm", [cait.head])
 
 
 def _scale(linear: Any, factors: Tensor) -> None:
@@ -209,7 +209,7 @@ class AbsorbedAttention(nn.Module):
 
     def __init__(self, attn: ClassAttention) -> None:
         super().__init__()
-        self.queries, self.cls_in_keys, self.q = attn.queries, attn.cls_in_keys, attn.q
+        self.cls_in_keys, self.q = attn.cls_in_keys, attn.q
         by_head = (attn.num_heads, -1, attn.q.in_features)  # [h, k, d]
         self.keys, self.values = (_fixed(layer.weight.view(by_head)) for layer in (attn.k, attn.v))
         self.proj = attn.proj
@@ -223,9 +223,9 @@ class AbsorbedAttention(nn.Module):
 
     def maps(self, z: Tensor) -> Tensor:
         """The weights of the tokens, [B, h, T, keys]."""
-        q = self.q(z[:, : self.queries]).unflatten(-1, (len(self.keys), -1)).transpose(1, 2)  # [B, h, T, k]
+        q = self.q(z[:, :1]).unflatten(-1, (len(self.keys), -1)).transpose(1, 2)  # [B, h, T, k]
         asked = q @ self.keys  # [B, h, T, d]
         return (asked.flatten(1, 2) @ self._read(z).transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)
 
     def _read(self, z: Tensor) -> Tensor:
-        return z if self.cls_in_keys else z[:, self.queries :]
+        return z if self.cls_in_keys else z[:, 1:]

@@ -13,7 +13,7 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch
 
 DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
 TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)
-UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=True, attention="cosine")
+UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
 DEIT_S = dict(
     name="s24",
     depth=12,

@@ -79,7 +79,7 @@ def test_a_metric_without_a_number_is_refused_before_training(
     assert fit.global_step == 0
 
 
-@pytest.mark.parametrize("value", [0.5, 1, torch.tensor([0.5]), torch.tensor(2)])
+@pytest.mark.parametrize("value", [0.5, torch.tensor([2])])
 def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Own, "value", value)
     names = ("keys", "training", "f1-macro", "größe")

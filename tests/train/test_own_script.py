@@ -1,15 +1,12 @@
-"""A script of one's own: docs/your_script.md runs as it stands, and the module takes its sizes from the data."""
+"""A script of one's own: the module takes its sizes from the data, and a plain Trainer resumes it to the bit."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import REPO, link_digits, script
 from lightning.pytorch import Callback
 from modules import FIELDS, trainer
 
@@ -18,9 +15,6 @@ from cait.errors import UserError
 from cait.train.ema import EMA
 from cait.train.step_seed import StepSeed
 
-spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
 PLAIN = dict(repeats=1, auto_augment=None, erase_prob=0.0, mixup=0.0, cutmix=0.0, num_workers=0)
 
 
@@ -30,25 +24,6 @@ def data(root: Path, **settings: Any) -> cait.ImageNetDataModule:
 
 def module(**settings: Any) -> cait.CaiTModule:
     return cait.CaiTModule(**(dict(fields=FIELDS, lr=1e-3, lr_base_size=None, drop_path_rate=0.3) | settings))
-
-
-@pytest.mark.slow
-def test_the_page_trains_resumes_and_predicts(tmp_path: Path, digits_root: Path) -> None:
-    link_digits(tmp_path, digits_root)
-    blocks = [block for block in check.blocks(check.pages()) if block.place.startswith("docs/your_script.md")]
-    said = {}
-    for block in blocks:
-        if "file" in block.words:
-            (tmp_path / block.words["file"]).write_text(block.text)
-        for command in block.commands if block.language == "bash" else ():
-            _, file, *arguments = command.split()
-            done = script(file, tmp_path, *arguments)
-            assert done.returncode == 0, done.stderr
-            said[command.removeprefix(".venv/bin/python ")] = done.stdout + done.stderr
-    assert "Restored all states" in said["my_train.py logs/script/newest.ckpt"]
-    assert "Restored all states" in said["my_durable.py logs/durable/last.ckpt"]
-    assert re.search(r"\[\{'class': '\d', 'index': \d, 'probability': 0\.\d+\}, ", said["my_predict.py"])
-    assert {path.name for path in (tmp_path / "logs/durable").iterdir()} >= {"last.ckpt", "best.ckpt", "previous.ckpt"}
 
 
 def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 It prints by how much the shares differ from what one process makes.
 """
 
+from functools import partial
+
+import timm.optim.muon
 import torch
 import torch.distributed as dist
 from modules import FIELDS
@@ -16,6 +19,9 @@ from cait.train.optim import OptimizerSettings
 from contrib.fsdp.strategy import shard
 
 STEPS = 4
+MUON = timm.optim.muon
+MUON.zeropower_via_newtonschulz = partial(MUON.zeropower_via_newtonschulz, dtype=torch.float32)
+"""In bfloat16, timm's choice, rounding would hide a difference."""
 
 
 def network() -> nn.Module:

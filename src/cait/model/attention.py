@@ -1,6 +1,6 @@
 """The two attentions of CaiT: among all patches, and from the class token to the patches.
 
-Shapes: B images, N patches, T class tokens, d = embed_dim, h heads, k = d / h channels a head.
+Shapes: B images, N patches, d = embed_dim, h heads, k = d / h channels a head.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class SelfAttention(nn.Module):
 
 
 class ClassAttention(nn.Module):
-    """Attention from the class token to itself and the patches: [B, T + N, d] to [B, T, d].
+    """Attention from the class token to itself and the patches: [B, 1 + N, d] to [B, 1, d].
 
-    The class token comes first, a distillation token second. The cost is linear in the number of patches.
+    The class token comes first. The cost is linear in the number of patches.
     """
 
     def __init__(self, config: CaiTConfig) -> None:
@@ -73,7 +73,7 @@ class ClassAttention(nn.Module):
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.queries, self.cls_in_keys = config.num_class_tokens, config.cls_in_keys
+        self.cls_in_keys = config.cls_in_keys
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.q, self.k, self.v = (nn.Linear(d, d, bias=config.qkv_bias) for _ in range(3))
         self.proj = nn.Linear(d, d)
@@ -82,18 +82,18 @@ class ClassAttention(nn.Module):
         """γ · attention(z); no γ means 1."""
         queries, keys = self._queries_and_keys(z)
         q, k, v = (self._split_heads(y) for y in (self.q(queries), self.k(keys), self.v(keys)))
-        out = plain_attention(q, k, v, self.scale, self.cosine)  # [B, h, T, k]
+        out = plain_attention(q, k, v, self.scale, self.cosine)  # [B, h, 1, k]
         return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
     def maps(self, z: Tensor) -> Tensor:
-        """The weights that `forward` gives the values for the input z, [B, h, T, keys]: the paper's pictures."""
+        """The weights that `forward` gives the values for the input z, [B, h, 1, keys]: the paper's pictures."""
         queries, keys = self._queries_and_keys(z)
         q, k = self._split_heads(self.q(queries)), self._split_heads(self.k(keys))
         return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
 
     def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
         z = self.bias_qkv(z)
-        return z[:, : self.queries], z if self.cls_in_keys else z[:, self.queries :]
+        return z[:, :1], z if self.cls_in_keys else z[:, 1:]
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]

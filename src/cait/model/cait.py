@@ -1,7 +1,7 @@
 """The whole network, top to bottom.
 
 Parameter names, order and shapes are those of timm's `cait_*` and of the released weights, so either loads
-as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 with the distillation token.
+as it is. Shapes: B images, N patches, d = embed_dim.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SelfAttentionBlock(Block):
 
 
 class ClassAttentionBlock(Block):
-    """cls + γ₁ · attention(norm([cls, x])), then cls + γ₂ · mlp(norm(cls)), on class tokens [B, T, d].
+    """cls + γ₁ · attention(norm([cls, x])), then cls + γ₂ · mlp(norm(cls)), on class tokens [B, 1, d].
 
     The patches x [B, N, d] are read, never written. There is no stochastic depth.
     """
@@ -107,7 +107,7 @@ class ClassAttentionBlock(Block):
         return self.run(self, x, cls)
 
     def body(self, x: Tensor, cls: Tensor) -> Tensor:
-        tokens = torch.cat((cls, x), dim=1)  # [B, T + N, d]
+        tokens = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
         cls = self.add(cls, self.attn(normed(self.norm1, tokens), self.gamma_1))
         return self.add(cls, self.mlp(normed(self.norm2, cls), self.gamma_2))
 
@@ -140,7 +140,7 @@ class Maps(NamedTuple):
     self_attention: list[Tensor]
     """[B, h, N, N] each, mixed over the heads."""
     class_attention: list[Tensor]
-    """[B, h, T, T + N] each, class tokens first; [B, h, T, N] with `cls_in_keys` off."""
+    """[B, h, 1, 1 + N] each, the class token first; [B, h, 1, N] with `cls_in_keys` off."""
 
 
 class CaiT(nn.Module):
@@ -154,39 +154,29 @@ class CaiT(nn.Module):
         d = config.embed_dim
         if config.global_pool == "token":
             self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
-        if config.distillation_token:
-            self.dist_token = nn.Parameter(torch.zeros(1, 1, d))
         # A class token that is there from the first block on has a position too, as in DeiT.
-        positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
+        positions = config.num_patches + (config.class_token_at == 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = STEMS[config.stem](config)
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
-        if config.distillation_token:
-            self.head_dist = nn.Linear(d, config.num_classes)
         initialization.draw(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The prediction: logits [B, num_classes]. With a distillation token the mean of both heads, as in DeiT."""
-        logits, *distilled = self.forward_heads(images)
-        return (logits + distilled[0]) / 2 if distilled else logits
-
-    def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Logits [B, num_classes] of the class token, and of the distillation token where there is one."""
+        """Images to logits [B, num_classes]."""
         tokens = self.forward_features(images)
-        logits = self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
-        return (logits, self.head_dist(tokens[:, 1])) if self.config.distillation_token else (logits,)
+        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm: [B, T + N, d] with the class tokens first, [B, N, d] without one."""
+        """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
             raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
         x = self.patch_embed(images)
         if self.config.class_token_at == 0:
-            x = self.prepend_class_tokens(x)
+            x = self.prepend_class_token(x)
         x = x + self.pos_embed
         drawn: list[Sample] = []
         if self.training:  # for all blocks at once: the indices travel in one copy
@@ -194,7 +184,7 @@ class CaiT(nn.Module):
             drawn = residual.draw_samples(drops, x)
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
-                x = self.prepend_class_tokens(x)
+                x = self.prepend_class_token(x)
             samples = drawn[2 * i : 2 * i + 2]
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, *samples, use_reentrant=False)
@@ -203,10 +193,9 @@ class CaiT(nn.Module):
         if self.config.global_pool == "avg":
             return normed(self.norm, x)
         if self.config.class_token_at is None:
-            cls = self.class_tokens().repeat(x.shape[0], 1, 1)
+            cls = self.cls_token.repeat(x.shape[0], 1, 1)
         else:
-            T = self.config.num_class_tokens
-            cls, x = x[:, :T], x[:, T:]
+            cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return normed(self.norm, torch.cat((cls, x), dim=1))
@@ -216,13 +205,9 @@ class CaiT(nn.Module):
         """(C, S, S) of an image."""
         return self.config.in_chans, self.config.img_size, self.config.img_size
 
-    def class_tokens(self) -> Tensor:
-        """The class token and the distillation token where there is one, [1, T, d]."""
-        return torch.cat((self.cls_token, self.dist_token), dim=1) if self.config.distillation_token else self.cls_token
-
-    def prepend_class_tokens(self, x: Tensor) -> Tensor:
-        """[B, N, d] to [B, T + N, d]"""
-        return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
+    def prepend_class_token(self, x: Tensor) -> Tensor:
+        """[B, N, d] to [B, 1 + N, d]"""
+        return torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
 
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
@@ -256,13 +241,13 @@ class CaiT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two or more dimensions that are not decayed."""
-        return {"pos_embed", "cls_token", "dist_token"}
+        return {"pos_embed", "cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
         """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
 
         def depth(name: str) -> float:
-            if name.startswith(("cls_token", "dist_token", "pos_embed", "patch_embed")):
+            if name.startswith(("cls_token", "pos_embed", "patch_embed")):
                 return 0
             kind, _, rest = name.partition(".")
             if kind == "blocks":
@@ -273,9 +258,9 @@ class CaiT(nn.Module):
 
         return depth
 
-    def get_classifier(self) -> tuple[nn.Linear, ...]:
-        """The layers whose rows are the classes."""
-        return (self.head, self.head_dist) if self.config.distillation_token else (self.head,)
+    def get_classifier(self) -> nn.Linear:
+        """The layer whose rows are the classes."""
+        return self.head
 
     def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
         """Fit weights to this network, in place; see `cait.model.initialization.fit`. A line for each change."""

@@ -56,11 +56,9 @@ class CaiTConfig:
     """How attention with talking heads is computed: "recompute", "reference", or a name that an extra adds; see
     `cait.model.talking_heads`."""
     cls_in_keys: bool = True
-    """Whether class attention has the class token and the distillation token among its keys."""
+    """Whether class attention has the class token among its keys."""
     class_token_at: int | None = None
     """The class token joins the patches before this self-attention block; None leaves it to class attention."""
-    distillation_token: bool = False
-    """A token beside the class token, with a head of its own that learns from the teacher (DeiT, arXiv 2012.12877)."""
     global_pool: Literal["token", "avg"] = "token"
     """The head reads the class token, or the mean of the patches of a network without one."""
     norm: Literal["layernorm", "batchnorm"] = "layernorm"
@@ -79,9 +77,8 @@ class CaiTConfig:
         at = self.class_token_at
         if at is not None and at not in range(self.depth):
             raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at}")
-        if self.global_pool == "avg" and (at is not None or self.depth_token_only or self.distillation_token):
-            wanted = "depth_token_only must be 0, class_token_at null and distillation_token false"
-            raise UserError(f"global_pool avg has no class token: {wanted}")
+        if self.global_pool == "avg" and (at is not None or self.depth_token_only):
+            raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
         if self.global_pool == "token" and at is None and not self.depth_token_only:
             raise UserError("the class token is never updated: set class_token_at or depth_token_only")
 
@@ -95,11 +92,6 @@ class CaiTConfig:
     @property
     def num_patches(self) -> int:
         return (self.img_size // self.patch_size) ** 2
-
-    @property
-    def num_class_tokens(self) -> int:
-        """T: the class token, and the distillation token after it."""
-        return (self.global_pool == "token") + self.distillation_token
 
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}

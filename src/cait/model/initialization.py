@@ -12,11 +12,11 @@ from cait.errors import UserError
 
 
 def draw(network: Any) -> None:
-    """Draw linear weights, positions and class tokens of a CaiT from a normal of std .02 cut at ±2; set biases to 0.
+    """Draw linear weights, positions and class token of a CaiT from a normal of std .02 cut at ±2; set biases to 0.
 
     The patch projection keeps PyTorch's default, as in the released code.
     """
-    for name in ("pos_embed", "cls_token", "dist_token"):
+    for name in ("pos_embed", "cls_token"):
         if hasattr(network, name):
             nn.init.trunc_normal_(getattr(network, name), std=0.02)
     for module in network.modules():
@@ -26,19 +26,18 @@ def draw(network: Any) -> None:
                 nn.init.zeros_(module.bias)
     blocks = [*network.blocks, *network.blocks_token_only]
     if network.config.residual == "fixup":
-        scale_as_fixup(blocks, network.get_classifier())
+        scale_as_fixup(blocks, network.head)
     elif network.config.residual == "t-fixup":
         scale_as_t_fixup(blocks)
 
 
 @torch.no_grad()
-def scale_as_fixup(blocks: list[Any], heads: tuple[nn.Linear, ...]) -> None:
-    """Fixup: set the classifiers and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
+def scale_as_fixup(blocks: list[Any], head: nn.Linear) -> None:
+    """Fixup: set the classifier and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
 
     L is the number of branches, two a block, of m = 2 layers each (qkv and proj, fc1 and fc2).
     """
-    for head in heads:
-        nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.weight)
     for name, layer in _linear_layers(blocks):
         if name in ("attn.proj", "mlp.fc2"):
             nn.init.zeros_(layer.weight)

@@ -1,7 +1,7 @@
 """Any network in CaiT's place: what the template asks of it, and how a name becomes a network.
 
 Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. The template uses what else the
-network has: `no_weight_decay()`, `forward_heads(images)`, `compile_blocks()`, `grad_checkpointing` or
+network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
 `set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()`, `group_matcher(coarse)` and
 `fit_state_dict(state)`, each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
@@ -211,23 +211,6 @@ def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Channels, height and width of one image, from the hyper-parameters of a checkpoint."""
     size = hyper_parameters["img_size"]
     return (hyper_parameters["fields"] or {}).get("in_chans", 3), size, size
-
-
-def forward_heads(network: Any, images: Tensor) -> tuple[Tensor, ...]:
-    """Logits [B, num_classes] of each head of a network that may have one or two."""
-    heads = getattr(network, "forward_heads", network)(images)
-    return heads if isinstance(heads, tuple) else (heads,)
-
-
-def has_distillation_head(network: Any, trained: bool) -> bool:
-    """Whether the network has a distillation head. If it is `trained`, have timm's networks return its logits too."""
-    if not isinstance(getattr(network, "head_dist", None), nn.Module):
-        return False
-    if trained and hasattr(network, "set_distilled_training"):
-        network.set_distilled_training(True)
-    if not trained and hasattr(network, "forward_heads"):
-        raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
-    return True
 
 
 def checkpoint_activations(network: Any, name: str) -> None:

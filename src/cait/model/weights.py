@@ -170,7 +170,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
 
 
 def classifiers(network: Any) -> list[Any]:
-    """The layers that give the logits: `get_classifier()`'s, two with a distillation token, or the last linear one."""
+    """The layers that give the logits: `get_classifier()`'s, of timm's distilled DeiT two, or the last linear."""
     found = network.get_classifier() if hasattr(network, "get_classifier") else None
     if found is None:
         return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1:]

@@ -91,11 +91,11 @@ class DistillationSettings:
     distillation_tau: float = 1.0
     """τ, the temperature of soft distillation."""
     teacher: str = "regnety_160.deit_in1k"
-    """A checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/"."""
+    """A checkpoint (.ckpt) of a run, or a network of timm's, with or without "timm/"."""
     teacher_path: str | None = None
-    """File with the teacher's weights; None takes the published ones."""
+    """File with the weights of timm's network; None takes the published ones."""
     teacher_fields: dict[str, Any] | None = None
-    """Further arguments of the teacher's network."""
+    """Further arguments of timm's network."""
 
     def __post_init__(self) -> None:
         check_choice(self, {"distillation": get_args(Distillation)})

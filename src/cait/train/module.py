@@ -54,9 +54,8 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
 class CaiTModule(LightningModule):
     """A network with its loss, optimizer and schedule.
 
-    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both read
-    the class head, as released; with the network's field `distillation_token` the second reads that token's head, as
-    in DeiT. Neither checkpoints nor the moving average include the teacher.
+    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both read the
+    class head, as released. Neither checkpoints nor the moving average include the teacher.
 
     Args:
         metrics: further metrics of validation by name, as
@@ -115,7 +114,6 @@ class CaiTModule(LightningModule):
     def _build(self) -> None:
         self.num_classes = self.hparams["num_classes"]
         self.model = self.architecture.build()
-        self.has_distillation_head = network.has_distillation_head(self.model, trained=self.distillation.is_on)
         self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
@@ -207,12 +205,10 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        x = images.to(self.dtype)
-        heads = network.forward_heads(self.model, x) if self.has_distillation_head else (self.model(x),)
-        logits = precise(heads[0])
+        logits = precise(self(images))
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
-            loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
+            loss = self.distillation.loss(loss, logits, self.teacher(images), self.task.distillation_loss)
         self._log_step(loss.detach(), logits.detach(), targets)
         return loss
 

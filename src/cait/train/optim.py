@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -24,16 +24,12 @@ class OptimizerSettings:
     """"adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
     "package.module:factory", which is called with parameter groups, lr and `optimizer_args`."""
     optimizer_args: dict[str, Any] | None = None
-    """Further arguments of the optimizer, as {"momentum": 0.95}."""
+    """Further arguments of the optimizer, as {"betas": [0.9, 0.95]}."""
     layer_decay: float | None = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
     weight_decay: float | None = None
     """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, for adamw, and 0
     for any other optimizer."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
-    eps: float = 1e-8
-    """Of AdamW."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "weight_decay")
@@ -48,8 +44,7 @@ class OptimizerSettings:
         decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
-                given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
-                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **given)
+                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **{"fused": True} | given)
             elif references.is_path(name):
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
@@ -63,7 +58,9 @@ class OptimizerSettings:
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:
-        """Put these settings into the states of a checkpoint's optimizers.
+        """Put these settings into the states of a checkpoint's optimizers, if they have changed.
+
+        A schedule of your own may change betas or the weight decay of a group, so else they stay.
 
         Args:
             states: of the optimizers.
@@ -75,8 +72,9 @@ class OptimizerSettings:
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
-        groups = self.build(network, lr).param_groups
-        settings = {"lr_scale", "fused", "weight_decay", "betas", "eps", *(self.optimizer_args or {})}
+        groups, settings = self.build(network, lr).param_groups, {"lr_scale", "fused"}
+        if any(before.get(name) != value for name, value in asdict(self).items()):
+            settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
         sizes = [len(group["params"]) for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         for state in states:

@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities import rank_zero_info
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from cait import ckpt, disk, references
+from cait import ckpt, disk, references, signature
 from cait.errors import UserError, one_line
 from cait.model import network
-from cait.model.config import TIMM, VARIANTS
+from cait.model.config import TIMM
 from cait.model.network import NetworkSettings
-from cait.model.weights import load_pretrained, load_weights
 from cait.train.losses import DistillationSettings
 
 Normalization = Sequence[Sequence[float]]
@@ -63,23 +60,12 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
-    name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
-    known, img_size = student.num_classes, None
-    own: Normalization = [[*each] * (fields.get("in_chans", 3) // len(each)) for each in students]
+    name, img_size = settings.teacher, None
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
         known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
-    elif name in VARIANTS or references.is_path(name):
-        teacher = network.build(name, student.img_size, known, **fields)  # type: ignore[arg-type]
-        if path is not None:
-            load_weights(teacher, path)
-        elif name in VARIANTS:
-            load_pretrained(teacher, name)
-            own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-        else:
-            rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
-        teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)  # type: ignore[arg-type]
+        teacher = _of_timm(settings, student.num_classes)
         cfg = teacher.pretrained_cfg
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         if not known:  # a backbone, as DINOv3's
@@ -102,11 +88,9 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
     )
     name = hparams["name"]
-    if references.is_path(name) and name != student:  # the file may be a stranger's
-        remedy = f"give --model.teacher {name} --model.teacher_path {path}"
-        raise UserError(
-            f"the network of the teacher {path} is {name}, code that may do anything: to trust it, {remedy}"
-        )
+    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
+    if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
+        raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     try:
         teacher = network.rebuild(hparams)
         teacher.load_state_dict(ckpt.weights(checkpoint))
@@ -115,13 +99,16 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     return teacher, hparams
 
 
-def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:
+def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:
     import timm
 
+    name, path = settings.teacher.removeprefix(TIMM), settings.teacher_path
     overlay = {"file": path, "num_classes": num_classes} if path else None
+    fields = settings.teacher_fields or {}
     try:
-        teacher = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
-        return network.in_channels_last(teacher)
+        return network.in_channels_last(
+            timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
+        )
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error

@@ -31,17 +31,14 @@ def cost(config: CaiTConfig) -> Cost:
     The self-attention blocks are alike, so one is counted for all with the same number of tokens.
     """
     n, depth = config.num_patches, config.depth
-    joined = 0 if config.class_token_at is None else depth - config.class_token_at  # blocks with class tokens
+    joined = 0 if config.class_token_at is None else depth - config.class_token_at  # blocks with the class token
     with torch.device("meta"):
         model = CaiT(config).eval().requires_grad_(False)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        alone, one_more, with_class_tokens = (
-            _gmacs(model.blocks[0], torch.empty(1, tokens, config.embed_dim))
-            for tokens in (n, n + 1, n + config.num_class_tokens)
-        )
+        alone, one_more = (_gmacs(model.blocks[0], torch.empty(1, tokens, config.embed_dim)) for tokens in (n, n + 1))
         model.blocks = nn.Sequential(*(nn.Identity() for _ in range(depth)))
         rest = _gmacs(model, torch.empty(1, config.in_chans, config.img_size, config.img_size))
-    gmacs = rest + (depth - joined) * alone + joined * with_class_tokens
+    gmacs = rest + (depth - joined) * alone + joined * one_more
     return Cost(parameters, gmacs, rest + depth * one_more)
 
 

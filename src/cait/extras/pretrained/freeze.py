@@ -15,7 +15,7 @@ from cait import references
 from cait.errors import UserError
 from cait.model.network import require
 
-OF_CLASS_ATTENTION = ("cls_token", "dist_token", "blocks_token_only", "norm")
+OF_CLASS_ATTENTION = ("cls_token", "blocks_token_only", "norm")
 """Parts of a CaiT that come after its blocks of self-attention. timm gives them the ids of these blocks."""
 
 

@@ -1,6 +1,6 @@
 """Attention maps as a figure: what the class token reads of an image.
 
-Shapes: h heads, T class tokens (2 with a distillation token), a grid of s × s patches, S = img_size.
+Shapes: h heads, a grid of s × s patches, S = img_size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from cait.errors import UserError
 from cait.extras import plots
 
-TOKENS = ("class token", "distillation token")
 CAPTION = (
     "Saliency: bright is what the class token reads most, in the first class-attention block; the mean of the heads. "
     "Each map has a scale of its own, from its least weight to its largest; ×1 is an even share over the patches."
@@ -31,13 +30,13 @@ MOST_PIXELS = 1000
 
 
 def has_maps(network: Any) -> bool:
-    """Whether the network has attention of class tokens that can be shown."""
+    """Whether the network has attention of a class token that can be shown."""
     return hasattr(network, "maps") and bool(getattr(network, "blocks_token_only", True))
 
 
 @torch.no_grad()
 def look(network: Any, image: Tensor) -> list[Tensor]:
-    """The maps [h, T, s, s] of each class-attention block of a network that has `maps`, for its input [3, S, S].
+    """The maps [h, s, s] of each class-attention block of a network that has `maps`, for its input [3, S, S].
 
     Raises:
         UserError: the network has no class-attention block.
@@ -45,8 +44,8 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
     maps = network.maps(image[None]).class_attention
     if not maps:
         raise UserError("the network has no class-attention block whose maps could be shown")
-    side = math.isqrt(maps[0].shape[-1])  # keys are s² or s² + T: neither T = 1 nor T = 2 makes another square
-    return [weights[0, ..., -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
+    side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
+    return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
 
 
 def draw(blocks: Sequence[Tensor], photograph: Image.Image, pixels: np.ndarray, title: str) -> Figure:
@@ -58,9 +57,9 @@ def draw(blocks: Sequence[Tensor], photograph: Image.Image, pixels: np.ndarray, 
         pixels: what the network sees of it, uint8 [S, S, 3].
         title: above the figure.
     """
-    heads, tokens = blocks[0].shape[:2]
+    heads = len(blocks[0])
     columns = min(max(heads, FEWEST), MOST)
-    rows = 1 + math.ceil(len(blocks) * tokens * heads / columns)
+    rows = 1 + math.ceil(len(blocks) * heads / columns)
     figure, grid = plots.grid(rows, columns, PANEL * columns, 1.25 * PANEL * rows)
     figure.suptitle(title, fontsize=9)
     for axes in grid.flat:
@@ -69,17 +68,15 @@ def draw(blocks: Sequence[Tensor], photograph: Image.Image, pixels: np.ndarray, 
     whole.thumbnail((MOST_PIXELS, MOST_PIXELS))
     _draw(grid[0, 0], whole, "image\n{} × {} pixels".format(*photograph.size))
     _draw(grid[0, 1], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
-    for axes, token, weights in zip(grid[0, 2:], TOKENS, blocks[0].mean(dim=0), strict=False):
-        _draw(axes, pixels, f"saliency of the\n{token}")
-        extent = axes.images[0].get_extent()
-        axes.imshow(weights, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    _draw(grid[0, 2], pixels, "saliency")
+    extent = grid[0, 2].images[0].get_extent()
+    saliency = blocks[0].mean(dim=0)
+    grid[0, 2].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
     panels = iter(grid[1:].flat)
     for block, weights in enumerate(blocks):
-        for token, of_token in zip(TOKENS, weights.unbind(1), strict=False):
-            for head, of_head in enumerate(of_token):
-                least, largest = (float(bound) * of_head.numel() for bound in of_head.aminmax())
-                what = f"block {block}, head {head}" + (f"\n{token}" if tokens > 1 else "")
-                _draw(next(panels), of_head, f"{what}\n×{least:.2f} … ×{largest:.2f}")
+        for head, of_head in enumerate(weights):
+            least, largest = (float(bound) * of_head.numel() for bound in of_head.aminmax())
+            _draw(next(panels), of_head, f"block {block}, head {head}\n×{least:.2f} … ×{largest:.2f}")
     return figure
 
 

@@ -109,7 +109,6 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
         dict(norm="batchnorm"),
         dict(act="leaky_relu"),
         dict(layer_scale_token_only=False),
-        dict(distillation_token=True),
     ],
     ids=str,
 )

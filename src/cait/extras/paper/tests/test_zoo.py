@@ -60,7 +60,6 @@ def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, i
     [
         dict(name="xxs24"),
         dict(name="s24", class_token_at=5),
-        dict(name="s24", class_token_at=5, distillation_token=True),
         dict(name="s24", global_pool="avg", depth_token_only=0),
     ],
     ids=str,

@@ -16,12 +16,7 @@ from harness import LIMIT, checkpoint, rows, start
 from PIL import Image
 from torch import nn
 
-import cait
 from cait.cli import main
-from cait.data.datamodule import ImageNetDataModule
-from cait.extras import extract
-from cait.extras.pretrained.head import solve as solved
-from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
@@ -108,26 +103,6 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     for key, value in checkpoint(whole)["state_dict"].items():
         assert torch.equal(value, checkpoint(Path("logs/cut"))["state_dict"][key]), key
     assert rows(Path("logs/cut")) == rows(whole)
-
-
-def test_both_heads_of_a_cait_are_solved_on_what_they_see(digits: Path, here: Path) -> None:
-    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=True)
-    teacher = ["--model.distillation=hard", f"--model.teacher={NET}", "--model.teacher_path=teacher.pth"]
-    torch.save(timm.create_model(NET.removeprefix("timm/"), num_classes=10).state_dict(), "teacher.pth")
-    torch.manual_seed(0)
-    network = cait.create_model("xxs24", 32, 10, **fields)
-    torch.save({name: value for name, value in network.state_dict().items() if "head" not in name}, "cait.pth")
-    run = fit(digits, "solved", f"--model.fields={fields}", "--model.freeze=true", "--model.weights=cait.pth", *teacher)
-    module = CaiTModule.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    data = ImageNetDataModule(root=str(digits), img_size=32, num_workers=0)
-    data.setup("fit")
-    layers = classifiers(module.model)
-    assert len(layers) == 2
-    for layer in layers:
-        found = extract.extract(module.model, data.train_images.samples, data, torch.device("cpu"), head=layer)
-        expected = solved(torch.from_numpy(found.features), torch.from_numpy(found.labels), 10)
-        logits = torch.from_numpy(found.features) @ expected.weight.T + expected.bias
-        assert torch.allclose(layer(torch.from_numpy(found.features)).softmax(1), logits.softmax(1), atol=0.02)
 
 
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
