@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 from cait.errors import UserError
@@ -25,8 +24,6 @@ CAPTION = (
 )
 PANEL, FEWEST, MOST = 1.75, 4, 8
 """Width of a panel in inches; panels in a row, one for each head between these numbers."""
-MOST_PIXELS = 1000
-"""Longer side of a photograph in a figure."""
 
 
 def has_maps(network: Any) -> bool:
@@ -48,12 +45,11 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
     return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
 
 
-def draw(blocks: Sequence[Tensor], photograph: Image.Image, pixels: np.ndarray, title: str) -> Figure:
+def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     """A row of an image and its saliency; below it the maps of each block and head.
 
     Args:
         blocks: as `look` returns them.
-        photograph: the whole image.
         pixels: what the network sees of it, uint8 [S, S, 3].
         title: above the figure.
     """
@@ -64,14 +60,11 @@ def draw(blocks: Sequence[Tensor], photograph: Image.Image, pixels: np.ndarray, 
     figure.suptitle(title, fontsize=9)
     for axes in grid.flat:
         axes.axis("off")
-    whole = photograph.copy()
-    whole.thumbnail((MOST_PIXELS, MOST_PIXELS))
-    _draw(grid[0, 0], whole, "image\n{} × {} pixels".format(*photograph.size))
-    _draw(grid[0, 1], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
-    _draw(grid[0, 2], pixels, "saliency")
-    extent = grid[0, 2].images[0].get_extent()
+    _draw(grid[0, 0], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
+    _draw(grid[0, 1], pixels, "saliency")
+    extent = grid[0, 1].images[0].get_extent()
     saliency = blocks[0].mean(dim=0)
-    grid[0, 2].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    grid[0, 1].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
     panels = iter(grid[1:].flat)
     for block, weights in enumerate(blocks):
         for head, of_head in enumerate(weights):

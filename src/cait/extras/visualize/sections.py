@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,13 @@ def _attention_maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> 
     """Draw each image into a file and print its likely classes."""
     html = [page.paragraph(attention.CAPTION)]
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
-    for path, photograph, label in itertools.islice(chosen, given.num_images):
-        image, pixels = _seen(loaded, channels_last(loaded.data.eval_transform(photograph)))
+    for name, prepared, label in itertools.islice(chosen, given.num_images):
+        image, pixels = _seen(loaded, prepared)
         probabilities = loaded.task.probabilities(loaded.network(image[None]))[0]
         best = probabilities.topk(min(LIKELY, len(probabilities)))
         words = ", ".join(f"{loaded.class_names[index]} {value:.1%}" for value, index in zip(*best, strict=True))
         words += f"; true class {label}" if label is not None else ""
-        figure = attention.draw(attention.look(loaded.network, image), photograph, pixels, words)
-        name = f"{path.parent.name}/{path.stem}"
+        figure = attention.draw(attention.look(loaded.network, image), pixels, words)
         file = output / (re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100] + ".png")
         plots.write(figure, file)
         print(f"{os.path.relpath(file)}  {words}", flush=True)
@@ -85,31 +85,28 @@ def _attention_maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> 
     return "Attention maps", "\n".join(html)
 
 
-def _named_images(places: list[str], data: Any) -> Iterator[tuple[Path, Any, None]]:
-    """The paths of the images of files and folders, and the images in RGB."""
+def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, None]]:
+    """The names of the images of files and folders, and the images as `EvalImages` has them."""
     for place in map(Path, places):
         if not place.exists():
             raise UserError(f"there is no image {place}")
-        for path in [path for path, _ in scan_flat(place)] if place.is_dir() else [place]:
-            yield Path(path), load_rgb(path, reading=data.preprocessing.reading), None
+        for path in [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]:
+            image = load_rgb(path, reading=data.preprocessing.reading)
+            yield f"{path.parent.name}/{path.stem}", channels_last(data.eval_transform(image)), None
 
 
-def _one_of_each_class(loaded: Loaded) -> Iterator[tuple[Path, Any, str]]:
+def _one_of_each_class(loaded: Loaded) -> Iterator[tuple[str, Tensor, str]]:
     """The first readable validation image of each class, and the class."""
-    samples, names = _validation(loaded).samples, loaded.label_names
+    images, names = _validation(loaded), loaded.label_names
     unseen = {*range(len(names))}
-    for index in range(len(samples)):
-        if not unseen:
-            return
-        name = samples.name(index)
-        try:
-            raw, label = samples[index]
+    for index in range(len(images)):
+        with suppress(UnreadableImageError):
+            if images.samples[index][1] not in unseen:  # without decoding it
+                continue
+            pixels, label = images[index]
             if label in unseen:
-                image = load_rgb(raw, name, loaded.data.preprocessing.reading)
                 unseen.remove(label)
-                yield Path(names[label], Path(name).name), image, names[label]
-        except UnreadableImageError:
-            continue
+                yield f"{names[label]}/{Path(images.samples.name(index)).stem}", pixels, names[label]
 
 
 def _validation(loaded: Loaded) -> Any:

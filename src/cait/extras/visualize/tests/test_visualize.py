@@ -60,10 +60,10 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> 
     for ours, whole in zip(found, maps.class_attention, strict=True):
         assert ours.shape == (4, 4, 4)
         torch.testing.assert_close(ours.flatten(1), whole[0, :, 0, whole.shape[-1] - 16 :])
-    figure = attention.draw(found, Image.new("RGB", (40, 32)), np.zeros((32, 32, 3), np.uint8), EVIL)
+    figure = attention.draw(found, np.zeros((32, 32, 3), np.uint8), EVIL)
     figure.savefig(io.BytesIO())
     drawn = {axes.get_title(): axes for axes in figure.axes}
-    assert "image\n40 × 32 pixels" in drawn
+    assert "as the network sees it\n32 × 32 pixels" in drawn
     least, largest = (16 * float(bound) for bound in found[1][3].aminmax())
     last = drawn[f"block 1, head 3\n×{least:.2f} … ×{largest:.2f}"]
     assert np.array_equal(last.images[0].get_array(), found[1][3])
@@ -106,7 +106,7 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     seen = pixels[..., :1].expand(-1, -1, 3)
     assert (plots.pixels(grey.normalize_and_erase(seen[None])[0], grey.preprocessing) == seen.numpy()).all()
 
-    figure = attention.draw(attention.look(bright_seeker(64), image), photograph, pixels.numpy(), "")
+    figure = attention.draw(attention.look(bright_seeker(64), image), pixels.numpy(), "")
     axes = next(axes for axes in figure.axes if axes.get_title() == "saliency")
     below, above = axes.images
     assert below.get_extent() == above.get_extent()  # over the pixels that the network sees
