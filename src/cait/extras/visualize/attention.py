@@ -1,4 +1,4 @@
-"""Attention maps as a figure: what the class token reads of an image.
+"""Maps as a figure: where a network looks in an image.
 
 Shapes: h heads, a grid of s × s patches, S = img_size.
 """
@@ -10,39 +10,43 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from cait.errors import UserError
 from cait.extras import plots
+from cait.extras.visualize import other_networks
 
-CAPTION = (
-    "Saliency: bright is what the class token reads most, in the first class-attention block; the mean of the heads. "
-    "Each map has a scale of its own, from its least weight to its largest; ×1 is an even share over the patches."
-)
+SCALES = "Each map has a scale of its own, from its least weight to its largest; ×1 is an even share over the patches."
+CAPTIONS = {
+    "class attention": "Saliency: bright is what the class token reads most, in the first class-attention block; the "
+    f"mean of the heads. {SCALES}",
+    "attention": "Saliency: bright is what the class token reads most in the last block, or what all patches read if "
+    f"the head takes no class token; the mean of the heads. {SCALES}",
+    "Grad-CAM": f"Saliency: bright is what speaks for the most probable class, by Grad-CAM on the last maps. {SCALES}",
+}
 PANEL, FEWEST, MOST = 1.75, 4, 8
 """Width of a panel in inches; panels in a row, one for each head between these numbers."""
 
 
-def has_maps(network: Any) -> bool:
-    """Whether the network has attention of a class token that can be shown."""
-    return hasattr(network, "maps") and bool(getattr(network, "blocks_token_only", True))
+def kind(network: Any) -> str:
+    """How this network's maps are made, a key of CAPTIONS."""
+    if hasattr(network, "maps") and getattr(network, "blocks_token_only", True):
+        return "class attention"
+    return "attention" if other_networks.has_attention(network) else "Grad-CAM"
 
 
-@torch.no_grad()
 def look(network: Any, image: Tensor) -> list[Tensor]:
-    """The maps [h, s, s] of each class-attention block of a network that has `maps`, for its input [3, S, S].
-
-    Raises:
-        UserError: the network has no class-attention block.
-    """
-    maps = network.maps(image[None]).class_attention
-    if not maps:
-        raise UserError("the network has no class-attention block whose maps could be shown")
-    side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
-    return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
+    """The maps [h, s, s] of each class-attention block, or of what stands for them, for an input [3, S, S]."""
+    match kind(network):
+        case "class attention":
+            maps = network.maps(image[None]).class_attention
+            side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
+            return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
+        case "attention":
+            return other_networks.attention(network, image)
+        case _:
+            return other_networks.grad_cam(network, image)
 
 
 def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:

@@ -1,4 +1,4 @@
-"""The sections of a page: attention maps of images, curves, and what the network gets wrong."""
+"""The sections of a page: maps of images, curves, and what the network gets wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cait.errors import UserError
 from cait.extras import curves, page, plots
 from cait.extras.network_name import network_name
 from cait.extras.visualize import attention, mistakes
-from cait.model import network
+from cait.extras.visualize.other_networks import NoMapsError
 
 PAGE = "index.html"
 WORST, CONFUSIONS, LIKELY = 24, 15, 5
@@ -49,11 +49,12 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     name, size = network_name(loaded.name, loaded.module.hparams.get("fields")), loaded.data.img_size
     facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
     sections: list[Section] = []
-    if folder is None or given.images or attention.has_maps(loaded.network):
-        network.require(loaded.network, loaded.name, "maps", "visualize")
-        sections.append(_attention_maps(loaded, given, output))
-    else:
-        print(f"no attention maps: {loaded.name} has no class attention", flush=True)
+    try:
+        sections.append(_maps(loaded, given, output))
+    except NoMapsError as error:
+        if folder is None or given.images:
+            raise
+        print(f"no maps: {error}", flush=True)
     if folder is not None:
         sections.append(_curves(folder))
         for table in plugins.results(folder):
@@ -65,9 +66,9 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
 
 
 @torch.no_grad()
-def _attention_maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
+def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     """Draw each image into a file and print its likely classes."""
-    html = [page.paragraph(attention.CAPTION)]
+    html = [page.paragraph(attention.CAPTIONS[attention.kind(loaded.network)])]
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
     for name, prepared, label in itertools.islice(chosen, given.num_images):
         image, pixels = _seen(loaded, prepared)
@@ -82,7 +83,7 @@ def _attention_maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> 
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
         raise UserError(f"no validation image of {loaded.data.root} can be read")
-    return "Attention maps", "\n".join(html)
+    return "Maps", "\n".join(html)
 
 
 def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, None]]:

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import UserError
 from cait.extras import page, plots
 from cait.extras.visualize import attention, mistakes
 
@@ -226,7 +225,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     text, images = check_page(Path(last))
     wrong = 10 - round(float(result.split()[1]) / 10)
     assert images == wrong + 1 + 2 + 1  # mistakes, confusion matrix, maps of the two, curves
-    assert text.index("Worst mistakes") < text.index("Attention maps") < text.index("Curves")
+    assert text.index("Worst mistakes") < text.index("Maps") < text.index("Curves")
     for words in ("logs/a/checkpoints/best.ckpt, moving average, step ", EVIL, "cait visualize a", result):
         assert words in text
     for line in (first, second):
@@ -258,9 +257,6 @@ def test_images_weights_and_places_are_chosen(trained: Path, capfd: Capture) -> 
 
 
 def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Capture) -> None:
-    network = package.create_model("xxs24", 32, 7, **SMALL_CAIT, depth_token_only=0, class_token_at=0).eval()
-    with pytest.raises(UserError, match="no class-attention block"):
-        attention.look(network, torch.randn(3, 32, 32))
     shutil.rmtree("mixed/val")
     Path("text.jpg").write_text("no image")
     shutil.copy(trained / "checkpoints" / "best.ckpt", "moved.ckpt")
@@ -281,14 +277,13 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
         assert words in line, arguments
 
 
-def test_a_network_without_maps_has_a_page_of_mistakes(trained: Path, capfd: Capture) -> None:
+def test_a_network_of_convolutions_has_a_page_with_grad_cam(trained: Path, capfd: Capture) -> None:
     network = ["--config", str(REPO / "configs/base.yaml"), "--model.name=timm/test_resnet"]
     main(["fit", *network, *FAST, "--run_name=plain"])
     assert "see its mistakes" in capfd.readouterr().out
     main(["visualize", "plain"])
-    first, result, *_, last = capfd.readouterr().out.splitlines()
-    assert first.startswith("no attention maps: ")
+    *_, result, last = capfd.readouterr().out.splitlines()
     assert re.match(r"top-1 \d+\.\d\d % of 10 validation images$", result)
-    text, _ = check_page(Path(last))
-    assert text.index("Worst mistakes") < text.index("Curves")
-    assert "Attention maps" not in text
+    text, images = check_page(Path(last))
+    assert text.index("Worst mistakes") < text.index("Maps") < text.index("Grad-CAM") < text.index("Curves")
+    assert images > 3
