@@ -215,7 +215,7 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Fac
         found = about["ema" if loaded.averaged else "raw"]
         if "mAP" in found:
             facts["Mean average precision"] = f"{found['mAP']:.4f} on {found['images']:,} validation images"
-        elif not about.get("tta"):
+        else:
             facts["Accuracy"] = f"{found['acc1']:.2f} % of {found['images']:,} validation images"
             if len(loaded.class_names) > 5:
                 facts["Among the first 5"] = f"{found['acc5']:.2f} %"

@@ -162,10 +162,10 @@ function softmax(logits) {
   return values.map((value) => value / sum);
 }
 
-// List the five most probable classes, or if an image may have several those that reach their thresholds.
+// List the five most probable classes, or if an image may have several those above 0.5.
 function rank(probabilities) {
   const ordered = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-  const reaches = (index) => probabilities[index] >= model.thresholds[index];
+  const reaches = (index) => probabilities[index] > 0.5;
   const best = model.multi_label ? ordered.filter(reaches) : ordered.slice(0, 5);
   if (!best.length) $("best").replaceChildren(element("li", "None of the classes."));
   else $("best").replaceChildren(

@@ -125,12 +125,7 @@ def from_checkpoint(
     from cait.model.network import input_shape, rebuild
     from cait.model.weights import load_weights
 
-    try:
-        checkpoint = ckpt.read_checkpoint(path)
-    except UserError as error:
-        if folder is not None:
-            raise
-        raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    checkpoint = ckpt.read_checkpoint(path)
     disk.check_shape(checkpoint.get("hyper_parameters"), ckpt.NETWORK, path, "hyper_parameters")
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
     built = _module(path, folder, checkpoint, ema, module)
@@ -178,7 +173,6 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
             module.model.load_state_dict(average)
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
-    module.task.averaged = ema
     return module.eval()
 
 

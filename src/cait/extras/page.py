@@ -16,18 +16,13 @@ from PIL import Image
 from cait import disk
 
 
-def write(path: Path, title: str, facts: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]) -> None:
+def write(path: Path, title: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]) -> None:
     """Write a page whole: a title, a list of facts in words, then the sections, each of a heading and HTML."""
-    links, parts = [], []
-    for number, (heading, content) in enumerate(sections):
-        links.append(f'<a href="#{number}">{escape(heading)}</a>\n')
-        parts.append(f'<h2 id="{number}">{escape(heading)}</h2>\n{content}\n')
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     html = template.substitute(
         title=escape(title),
         facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts),
-        links="".join(links),
-        sections="".join(parts),
+        sections="".join(f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections),
     )
     with disk.whole(path) as beside:
         beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
@@ -56,17 +51,12 @@ def tiles(images: Iterable[tuple[np.ndarray, str, str]]) -> str:
 
 
 def embed(figure: Figure, description: str) -> str:
-    """A figure, as wide as it was drawn where the screen has room."""
+    """A figure, no wider than the screen."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=144)
-    return _image(out, "png", description, f' width="{round(96 * figure.get_figwidth())}"')  # CSS: 96 pixels an inch
+    figure.savefig(out, format="png")
+    return _image(out, "png", description)
 
 
-def beside(*parts: str) -> str:
-    """Parts side by side, below each other on a narrow screen."""
-    return f'<div class="beside">{"".join(parts)}</div>'
-
-
-def _image(content: io.BytesIO, kind: str, description: str, size: str = "") -> str:
+def _image(content: io.BytesIO, kind: str, description: str) -> str:
     data = base64.b64encode(content.getvalue()).decode()
-    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}"{size}>'
+    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}">'

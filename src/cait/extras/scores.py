@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,14 @@ from cait.errors import UserError
 from cait.extras.root_name import root_name
 from cait.run import rundir
 
-SEVERAL = {"average_precision": "average precision", "f1": "F1", "thresholds": "threshold"}
-"""Figures of each class if an image may have several, under `multi_label`, and their titles."""
 NUMBER = (int, float)
-FIGURES = {
-    **{"acc1": NUMBER, "images": int, "per_class": {...: (int, float, type(None))}, "acc5?": NUMBER},
-    **{"acc1_macro?": NUMBER, "mAP?": NUMBER, "f1?": NUMBER, "calibration?": {"ece?": NUMBER}},
-    "thresholds?": [{"threshold": NUMBER, "coverage": NUMBER, "accuracy?": NUMBER}],
-    "multi_label?": {key: {...: (int, float, type(None))} for key in SEVERAL},
-}
-SET = {"images": int, "acc1?": NUMBER, "acc5?": NUMBER, "acc1_macro?": NUMBER, "calibration?": {"ece?": NUMBER}}
-FIGURES |= {"real?": SET, "v2?": SET, "extra?": {...: SET}}
+SET = {"images": int, "acc1?": NUMBER, "acc5?": NUMBER, "acc1_macro?": NUMBER, "mAP?": NUMBER, "f1?": NUMBER}
+FIGURES = {**SET, "per_class": {...: (int, float, type(None))}, "real?": SET, "extra?": {...: SET}}
 ABOUT = {
     **{"model": str, "epoch": int, "step": int, "img_size": int, "root": str, "class_names": [str]},
-    **{"raw": FIGURES, "ema?": FIGURES, "tta?": str},
+    **{"raw": FIGURES, "ema?": FIGURES},
 }
 """What the extras that call `read` take from it, see `cait.disk.check_shape`."""
-
-
-def of_several(found: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, ...]]:
-    """A class and its figures of `SEVERAL` in words, for each of `multi_label`; empty where nothing is known."""
-    names, columns = found["thresholds"], [found[what] for what in SEVERAL]
-    figures = {name: [column.get(name) for column in columns] for name in names}
-    return [(name, *("" if each is None else f"{each:.4f}" for each in of_class)) for name, of_class in figures.items()]
 
 
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:

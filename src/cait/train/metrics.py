@@ -192,10 +192,6 @@ class OneClass:
 
     several = False
     """Whether an image may have any number of classes, with targets [B, num_classes] of 0 and 1."""
-    trains = False
-    """Whether the network trains, so that what predictions depend on may be chosen in validation."""
-    averaged = False
-    """Whether predictions are of the moving average of the weights."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes

@@ -145,7 +145,6 @@ class CaiTModule(LightningModule):
         if self._at_start and self.trainer.ckpt_path is None:
             self._load_initial_weights()
         self._at_start = False
-        self.task.trains = stage == "fit"
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it

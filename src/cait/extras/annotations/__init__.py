@@ -57,13 +57,6 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     return [*arguments, "--best_metric=val/mAP"] if asked in ("true", "True") else arguments
 
 
-def scorers(scoring: Any) -> Any:
-    """Show the classes one by one if an image may have several."""
-    from cait.extras.annotations.by_class import ByClass
-
-    return ByClass()
-
-
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The images of a folder under the labels of a table, or divided into folds; None if neither is asked for.
 

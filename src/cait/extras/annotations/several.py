@@ -1,4 +1,4 @@
-"""The task of images that may have several classes: its loss, its metrics, and the thresholds of its predictions."""
+"""The task of images that may have several classes: its loss, its metrics and its predictions."""
 
 from __future__ import annotations
 
@@ -9,37 +9,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics import Metric
 from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
 from torchmetrics.utilities import dim_zero_cat
 
+from cait.errors import UserError
 from cait.references import is_path
 from cait.train.losses import Distillation, Loss, LossSettings
-from cait.train.metrics import Best, EvalMetrics
+from cait.train.metrics import Best, EvalMetrics, OneClass
 
 
-class MultiLabel(nn.Module):
-    """Each class is a yes or no of its own, as `cait.train.metrics.OneClass` for one class an image.
+class MultiLabel(OneClass):
+    """Each class is a yes or no of its own; it is predicted above a probability of 0.5."""
 
-    A class is predicted from its threshold on: the one with the highest F1 in the last validation of the training,
-    0.5 before the first. Checkpoints hold the thresholds of the raw weights and those of their moving average.
-    """
-
-    several, trains, averaged = True, False, False
-    val: Tensor
-    val_ema: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        for name in ("val", "val_ema"):  # as the metrics of the two are logged
-            self.register_buffer(name, torch.full((num_classes,), 0.5))
-
-    @property
-    def thresholds(self) -> Tensor:
-        """The lowest probability [num_classes] with which a class is predicted."""
-        return self.val_ema if self.averaged else self.val
+    several = True
 
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
         """The loss that the settings ask for; a class whose images are few counts more if there is a data module."""
@@ -52,36 +35,22 @@ class MultiLabel(nn.Module):
         return MultiLabelLoss(settings.label_smoothing, weights)
 
     def distillation_loss(self, logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float) -> Tensor:
-        """The teacher's part of the loss, a mean over images and classes, on logits [B, num_classes] of both.
-
-        hard: the binary cross entropy with the teacher's decision, p > 0.5.
-        soft: τ² · KL(σ(teacher / τ) ‖ σ(logits / τ))
-        """
-        logits, teacher_logits = logits.float(), teacher_logits.float()
-        if kind == "hard":
-            return F.binary_cross_entropy_with_logits(logits, (teacher_logits > 0).float())
-        teacher, student = Bernoulli(logits=teacher_logits / tau), Bernoulli(logits=logits / tau)
-        return kl_divergence(teacher, student).mean() * tau**2
+        raise UserError("model.distillation is for images of one class each; with data.multi_label set it to none")
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
-        return MultiLabelMetrics(self, own, per_class)
+        return MultiLabelMetrics(self.num_classes, own, per_class)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[B, num_classes] in float32."""
         return logits.float().sigmoid()
 
     def best(self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None) -> list[Best]:
-        """The classes that reach their thresholds, `top_k` at most, for each row of probabilities [B, num_classes]."""
-        predicted = (probabilities >= self.thresholds.to(probabilities.device)).tolist()
-        order = probabilities.sort(dim=1, descending=True)
-        found = []
-        for hits, *row in zip(predicted, order.values.tolist(), order.indices.tolist(), strict=True):
-            kept = [(p, i) for p, i in zip(*row, strict=True) if hits[i]][:top_k]
-            found.append([{"class": class_names[i], "index": i, "probability": p} for p, i in kept])
-        return found
+        """The classes above 0.5, `top_k` at most, for each row of probabilities [B, num_classes]."""
+        ordered = super().best(probabilities, class_names, top_k or len(class_names))
+        return [[each for each in of_image if each["probability"] > 0.5] for of_image in ordered]
 
     def metadata(self) -> dict[str, Any]:
-        return {"multi_label": True, "thresholds": [round(value, 6) for value in self.thresholds.tolist()]}
+        return {"multi_label": True}
 
 
 class MultiLabelLoss(nn.Module):
@@ -117,27 +86,20 @@ class Answers(Metric):
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         self.logits.append(logits)
-        self.targets.append(targets.float())
+        self.targets.append(targets)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Both [N, num_classes] in float32."""
-        return dim_zero_cat(self.logits).float(), dim_zero_cat(self.targets).float()
+        """Both [N, num_classes]."""
+        return dim_zero_cat(self.logits), dim_zero_cat(self.targets)
 
 
 class MultiLabelMetrics(EvalMetrics):
     """Loss, mean average precision and macro F1 of a whole set, exact over several processes.
 
-    mAP leaves out classes that no image has. f1 is that of the task's thresholds; while the task trains, `compute`
-    chooses them first. acc1 and acc5, in per cent, count the images with a class: at least one of the 1 or 5 most
-    probable classes is right. `per_class` counts what the thresholds find.
+    mAP leaves out classes that no image has. `per_class` counts the images of a class, and those predicted to have it.
     """
 
     SIZE = "num_labels"
-
-    def __init__(self, task: MultiLabel, own: Mapping[str, str], per_class: bool) -> None:
-        super().__init__(task.num_classes, own, per_class)
-        self._task = [task]  # in a list, so that it does not become a part of this module
-        self._found: dict[str, list[float]] = {}
 
     def _make(self, num_classes: int) -> Metric:
         return Answers()
@@ -148,50 +110,18 @@ class MultiLabelMetrics(EvalMetrics):
         self._update(logits[counted].float(), labels[counted].long())
 
     def _standard(self, prefix: str) -> dict[str, Tensor]:
-        task, (logits, targets) = self._task[0], self.counter.compute()
-        probabilities, classes = task.probabilities(logits), task.num_classes
-        thresholds: Tensor = getattr(task, prefix)
-        if task.trains:
-            thresholds.copy_(best_thresholds(probabilities, targets))
-        hits, truth, present = (probabilities >= thresholds).long(), targets.long(), targets.any(dim=0)
+        logits, targets = self.counter.compute()
+        probabilities, self._images = logits.sigmoid(), len(logits)
+        hits = targets * (probabilities > 0.5)
+        self.per_class = torch.stack([targets.sum(dim=0), hits.sum(dim=0)], dim=1)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a class without an image gets no figure
-            precision = multilabel_average_precision(probabilities, truth, classes, average="none")
-        f1 = multilabel_f1_score(hits, truth, classes, average="none")
-        self.per_class = torch.stack([truth.sum(dim=0), (hits * truth).sum(dim=0)], dim=1)
-        self._found = {"average_precision": precision.where(present, torch.nan).tolist(), "f1": f1.tolist()}
-        self._found |= {"thresholds": thresholds.tolist()}
-        self._images = len(logits)
-        best = logits.topk(min(5, classes)).indices
-        right = targets.gather(1, best)[targets.any(dim=1)]
+            warnings.simplefilter("ignore")  # a class without an image has no figure
+            precision = multilabel_average_precision(probabilities, targets, logits.shape[1], average="none")
         return {
-            "loss": F.binary_cross_entropy_with_logits(logits, targets),
-            "acc1": 100 * right[:, 0].mean(),
-            "acc5": 100 * right.amax(dim=1).mean(),
-            "mAP": precision[present].mean(),
-            "f1": f1.mean(),
+            "loss": F.binary_cross_entropy_with_logits(logits, targets.float()),
+            "mAP": precision[targets.any(dim=0)].mean(),
+            "f1": multilabel_f1_score(probabilities, targets, logits.shape[1]),
         }
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
-        """As in `EvalMetrics`, with each class's average precision, F1 and threshold under `multi_label`."""
-        columns = {
-            what: {name: None if value != value else value for name, value in zip(names, values, strict=True)}
-            for what, values in self._found.items()
-        }
-        return super().by_class(names) | {"images": self._images, "multi_label": columns}
-
-
-def best_thresholds(probabilities: Tensor, targets: Tensor) -> Tensor:
-    """The threshold of each class [num_classes] with the highest F1 for [N, num_classes]; 0.5 without a positive.
-
-    It lies half-way between two neighbouring probabilities. Of equal ones the highest is taken.
-    """
-    order = probabilities.double().sort(dim=0, descending=True, stable=True)
-    found = targets.gather(0, order.indices).double().cumsum(dim=0)
-    positives = found[-1:]
-    counts = torch.arange(1, len(found) + 1, dtype=found.dtype, device=found.device)[:, None]
-    following = torch.cat([order.values[1:], torch.zeros_like(order.values[:1])])
-    f1 = (2 * found / (counts + positives)).masked_fill(order.values == following, -1)  # equal ones go together
-    place = f1.argmax(dim=0, keepdim=True)
-    middle = (order.values.gather(0, place) + following.gather(0, place)) / 2
-    return middle.where(positives > 0, 0.5)[0].to(probabilities.dtype)
+        return super().by_class(names) | {"images": self._images}

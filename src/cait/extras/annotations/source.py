@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -61,68 +60,73 @@ class AnnotatedSource(FolderSource):
         """Whether a file must say later which images validated."""
         return True
 
-    @cached_property
-    def rows(self) -> list[table.Row]:
-        """Those of the table."""
-        self.prepare()
-        if not self.root.is_dir():
-            raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
-        return table.read(Path(self.asked.labels), self.root, self.asked.multi_label)
-
     @property
     def task(self) -> str | None:
         """What the labels are, see `cait.train.metrics.OneClass`."""
         return MULTI_LABEL if self.asked.multi_label else None
 
     @cached_property
-    def label_sets(self) -> Tensor | None:
-        """The classes of each label, rows of 0 and 1, if an image may have several; a label is one of these rows."""
-        if not self.asked.multi_label:
-            return None
-        return torch.tensor([[float(name in found) for name in self.class_names] for found in self._sets.values()])
-
-    @property
-    def label_names(self) -> list[str]:
-        """The labels by their indices."""
-        return [*self._sets]
+    def rows(self) -> list[table.Row]:
+        """Those of the table, or one for each image of the class folders."""
+        if self.asked.labels is None:
+            start, names = len(str(self.root)) + 1, self.images.class_names
+            pool = sorted([*self.images.train, *self.images.val])
+            return [table.Row(path[start:], names[label]) for path, label in pool]
+        self.prepare()
+        if not self.root.is_dir():
+            raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
+        return table.read(Path(self.asked.labels), self.root, self.asked.multi_label)
 
     @cached_property
-    def _sets(self) -> dict[str, list[str]]:
-        """The classes of each label, in the order of their indices."""
-        if self.asked.labels is None:
-            return {name: [name] for name in self.images.class_names}
-        labels = sorted({row.label for row in self.rows})
-        return {label: table.parts(label) if self.asked.multi_label else [label] for label in labels}
+    def label_names(self) -> list[str]:
+        """The labels by their indices; if an image may have several classes, a label is a set of them."""
+        return sorted({row.label for row in self.rows})
+
+    @cached_property
+    def _sets(self) -> list[list[str]]:
+        """The classes of each label."""
+        return [table.parts(label) if self.asked.multi_label else [label] for label in self.label_names]
 
     @cached_property
     def class_names(self) -> list[str]:
         """The sorted labels of the table, or the names of the class folders."""
-        names = sorted({name for found in self._sets.values() for name in found})
+        names = sorted({name for found in self._sets for name in found})
         if len(names) < 2:
             raise UserError(f"--data.labels {self.asked.labels} has the one label {names[0]}, at least 2 are needed")
         return names
 
     @cached_property
+    def label_sets(self) -> Tensor | None:
+        """The classes of each label, rows of 0 and 1, if an image may have several."""
+        if not self.asked.multi_label:
+            return None
+        return torch.tensor([[float(name in found) for name in self.class_names] for found in self._sets])
+
+    @cached_property
     def digest(self) -> bytes:
-        """Digest of the table's labels: a run does not go on when one of them has changed."""
-        if self.asked.labels is None:
-            return b""
+        """Digest of the labels: a run does not go on when one of them has changed."""
         text = "\n".join(f"{row.path}\t{row.label}" for row in self.rows)
         return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+
+    def _of_split(self, name: str) -> list[Sample]:
+        """The images of a split, with full paths."""
+        places = {label: index for index, label in enumerate(self.label_names)}
+        return [(str(self.root / row.path), places[row.label]) for row in self.rows if row.split == name]
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        """The group of each image by its path; empty without groups."""
+        return {str(self.root / row.path): row.group for row in self.rows if row.group}
 
     @cached_property
     def test(self) -> Files | None:
         """The images of the table's split "test", if it has any."""
-        held = [] if self.asked.labels is None else self._of_split("test")
-        return Files(held) if held else None
+        return Files(held) if (held := self._of_split("test")) else None
 
     @cached_property
     def sets(self) -> tuple[Files, Files]:
         """The training and validation images; the test images are in neither."""
-        if self.asked.labels is None:
-            train, val = [*self.images.train], [*self.images.val]
-        else:
-            train, val = self._of_split("train"), self._of_split("val")
+        train, val = self._of_split("train"), self._of_split("val")
         pool = sorted([*train, *val])
         if self.holds_out_all:
             return Files(pool), Files(pool)
@@ -132,32 +136,27 @@ class AnnotatedSource(FolderSource):
             train, val = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
         elif self.asked.folds:
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
-        elif not val and (self._groups or self.asked.multi_label):
+        elif not val:
             train, val = self._hold_out(pool)
-        elif val:
-            learned, held = ({self._groups[path] for path, _ in side if path in self._groups} for side in (train, val))
-            if shared := sorted(learned & held):
-                rank_zero_info(
-                    f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}"
-                )
-        else:
-            train, val = map(list, hold_out(Files(pool), self.splits.val_fraction))
+        elif shared := sorted(self._groups_of(train) & self._groups_of(val)):
+            rank_zero_info(f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}")
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
             raise UserError(f"no training images are left of the class {names}: give it some, or change the split")
         return Files(train), Files(val)
 
+    def _groups_of(self, samples: Sequence[Sample]) -> set[str]:
+        return {self._groups[path] for path, _ in samples if path in self._groups}
+
     def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
+        if not (self._groups or self.asked.multi_label):
+            train, val = hold_out(Files(pool), self.splits.val_fraction)
+            return [*train], [*val]
         wanted = max(2, round(1 / self.splits.val_fraction))
-        folds = min(wanted, len({self._groups[path] for path, _ in pool}) if self._groups else len(pool))
-        if not self.asked.multi_label:
-            folds = min(folds, max(Counter(label for _, label in pool).values()))
-        if folds < 2:
-            raise UserError(f"{self.asked.labels}: two groups are needed to hold one out, and two images of a class")
+        folds = max(2, min(wanted, len(self._groups_of(pool)) or wanted))
         if folds < wanted:
-            few = "groups" if self._groups else "images"
-            rank_zero_info(f"{self.asked.labels} has too few {few}: 1 of {folds} is held out")
+            rank_zero_info(f"{self.asked.labels} has too few groups: 1 of {folds} is held out")
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):
@@ -166,20 +165,8 @@ class AnnotatedSource(FolderSource):
 
     def _lacking(self, train: Sequence[Sample]) -> list[str]:
         """The classes without a training image."""
-        learned, sets = {label for _, label in train}, enumerate(self._sets.values())
-        return sorted({*self.class_names} - {name for label, found in sets if label in learned for name in found})
-
-    def _of_split(self, name: str) -> list[Sample]:
-        """The table's images of a split, with full paths."""
-        places = {label: index for index, label in enumerate(self._sets)}
-        return [(str(self.root / row.path), places[row.label]) for row in self.rows if row.split == name]
-
-    @cached_property
-    def _groups(self) -> dict[str, str]:
-        """The group of each image by its path; empty without groups."""
-        if self.asked.labels is None:
-            return {}
-        return {str(self.root / row.path): row.group for row in self.rows if row.group}
+        learned = {name for label in {label for _, label in train} for name in self._sets[label]}
+        return sorted({*self.class_names} - learned)
 
     def _divide(self, samples: Sequence[Sample], folds: int, fold: int) -> tuple[list[Sample], list[Sample]]:
         """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates; no group parts.
@@ -192,9 +179,8 @@ class AnnotatedSource(FolderSource):
         from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
         groups = [self._groups[path] for path, _ in samples] if self._groups else None
-        if groups and len({*groups}) < folds:
-            count = len({*groups})
-            raise UserError(f"{count} groups cannot be divided into {folds} folds: lower --data.folds to {count}")
+        if groups and (count := len({*groups})) < folds:
+            raise UserError(f"{count} groups cannot be divided into {folds} folds")
         labels = np.array([label for _, label in samples])
         if self.asked.multi_label:
             labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)

@@ -12,8 +12,7 @@ from cait import disk
 from cait.data.folder import TRAIN_NAMES, abbreviate, composed, spelled
 from cait.errors import UserError
 
-SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | {"val": "val", "valid": "val", "validation": "val"}
-SPLITS |= {"test": "test", "testing": "test"}
+SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | dict.fromkeys(("val", "valid", "validation"), "val") | {"test": "test"}
 """What the column `split` may say, in lower case."""
 PARTING = ";"
 """Between the labels of an image that has several."""
@@ -23,11 +22,11 @@ class Row(NamedTuple):
     path: str
     """Below the root of the images."""
     label: str
-    split: str
+    split: str = "train"
     """"train", "val" or "test"; without the column all are to train on."""
-    group: str
+    group: str = ""
     """Empty if the file has no such column."""
-    line: int
+    line: int = 0
     """Of the file."""
 
 
@@ -50,14 +49,12 @@ def read(file: Path, root: Path, several: bool) -> list[Row]:
     if missing := [f"{row.path} (line {row.line})" for row in rows if not (root / row.path).is_file()]:
         why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
-    if several and not any(PARTING in row.label for row in rows):
-        raise UserError(f"{where}: no image has several labels, which are parted by {PARTING!r}")
     return rows
 
 
 def _rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
     for line, row in disk.read_csv(file, where):
-        name = "label" if "label" in row else "class"  # as in a run's validation.csv
+        name = "label" if "label" in row else "class"  # as in the tables of `cait predict`
         if name not in row:
             raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
         cells = {column: row[column].strip() for column in {"path", name, "split", "group"} & row.keys()}
@@ -69,18 +66,11 @@ def _rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
         label = composed(cells[name])
         if several:
             label = PARTING.join(sorted({*parts(label)})) or PARTING
-        path = spelled(root, _below(cells["path"], root, where))
-        yield Row(path, label, SPLITS[split], cells.get("group", ""), line)
+        path = cells["path"]
+        below = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
+        yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""), line)
 
 
 def parts(label: str) -> list[str]:
     """The labels in a cell."""
     return [part.strip() for part in label.split(PARTING) if part.strip()]
-
-
-def _below(path: str, root: Path, where: str) -> str:
-    """A path as it is below `root`."""
-    found = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
-    if found.split(os.sep)[0] == os.pardir:
-        raise UserError(f"{where}: {path} is not below {root}")
-    return found

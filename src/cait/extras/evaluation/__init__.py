@@ -1,44 +1,16 @@
-"""`cait eval` beyond loss and accuracy: calibration, confusions, thresholds, ReaL, ImageNet-V2, -A, -R and -Sketch."""
+"""`cait eval` beyond loss and accuracy: calibration, confusions, ReaL, ImageNet-V2, -A, -R and -Sketch."""
 
-from typing import Any, Literal
+from typing import Any
 
 from cait.plugins import Setting
 
 SETTINGS = [
     Setting(
-        "real",
-        str | None,
-        None,
-        "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet.",
-        ("fit", "eval"),
-    ),
-    Setting(
-        "v2",
-        str | None,
-        None,
-        "Folder of ImageNet-V2, or of more images of the same classes, to validate on too.",
-        ("fit", "eval"),
-    ),
-    Setting(
         "extra",
         dict[str, str] | None,
         None,
         "Folder of another evaluation set of the same classes, or of some, under a name of yours: --extra.sketch DIR. "
-        "ImageNet-A, -R and -Sketch go by their WordNet folders.",
-        ("eval",),
-    ),
-    Setting(
-        "tta",
-        Literal["hflip"] | None,
-        None,
-        "Test-time augmentation: hflip scores the mean of the probabilities of an image and its mirror image.",
-        ("eval",),
-    ),
-    Setting(
-        "wanted_accuracy",
-        float | None,
-        None,
-        "Accuracy from 0 to 1; finds the probability from which on the answers reach it, for images never to guess at.",
+        "ImageNet-V2 goes by the indices of the classes, -A, -R and -Sketch go by their WordNet folders.",
         ("eval",),
     ),
 ]

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from typing import Any
 
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from cait.cli.evaluate import Scores
-from cait.extras.evaluation.calibration import CalibrationError
 
-CONFUSIONS = 20
-"""Pairs of classes that are listed as the most confused."""
+BINS = 15
+"""Of the calibration error."""
 CLASSES_IN_MATRIX = 1000
-"""With more classes the scores are without the confusion matrix."""
+"""With more classes there is no confusion matrix: it would take gigabytes."""
 
 
 class Counts(nn.Module):
-    """The counts of one set of weights, exact over several processes.
+    """The counts of one set of weights, exact over several processes."""
 
-    The confusion matrix takes 8 bytes a cell: 8 MB with 1,000 classes, 3.5 GB with 21,000.
-
-    Args:
-        wanted: accuracy, as a share, whose threshold to find; None finds none.
-    """
-
-    def __init__(self, num_classes: int, wanted: float | None = None) -> None:
+    def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=-1, validate_args=False)
-        self.calibration = CalibrationError(num_classes, wanted)
+        quick: dict[str, Any] = dict(ignore_index=-1, validate_args=False)
+        self.confusion = MulticlassConfusionMatrix(num_classes, **quick) if num_classes <= CLASSES_IN_MATRIX else None
+        self.calibration = MulticlassCalibrationError(num_classes, BINS, **quick)
         self.real_acc1, self.real_acc5, self.real_images = MeanMetric(), MeanMetric(), SumMetric()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
-        labels = labels.clamp(min=-1)
-        self.confusion.update(logits, labels)
+        if self.confusion is not None:
+            self.confusion.update(logits, labels)
         probabilities = logits.float().softmax(dim=1)
         self.calibration.update(probabilities, labels.where(probabilities[:, 0].isfinite(), -1))  # it may be NaN
         if real is not None:  # an image without a right class is not counted
@@ -46,37 +41,19 @@ class Counts(nn.Module):
             self.real_acc5.update(hits.any(dim=1))
             self.real_images.update(len(hits))
 
-    def compute(self, class_names: list[str], with_real: bool) -> Scores:
+    def compute(self, with_real: bool) -> Scores:
         """The scores by name; the README lists them."""
-        matrix = self.confusion.compute().cpu()
-        unseen = matrix.any(dim=1) & ~matrix.any(dim=0)
-        scores: Scores = {
-            "confusions": _most_confused(matrix, class_names),
-            "never_predicted": [class_names[i] for i in unseen.nonzero().flatten()],
-            **self.calibration.compute(),
-        }
-        if len(matrix) <= CLASSES_IN_MATRIX:
-            scores["confusion"] = matrix.tolist()
+        scores: Scores = {"calibration": _percent(self.calibration.compute())}
+        if self.confusion is not None:
+            scores["confusion"] = self.confusion.compute().tolist()
         if with_real:
-            images = int(self.real_images.compute())
-            right = {"acc1": self.real_acc1, "acc5": self.real_acc5}
-            scores["real"] = {name: 100 * float(each.compute()) if images else None for name, each in right.items()}
-            scores["real"]["images"] = images
+            scores["real"] = {
+                "acc1": _percent(self.real_acc1.compute()),
+                "acc5": _percent(self.real_acc5.compute()),
+                "images": int(self.real_images.compute()),
+            }
         return scores
 
 
-def _most_confused(matrix: Tensor, class_names: Sequence[str]) -> list[Scores]:
-    """The pairs of classes with the most mistakes, the most first; `share` is of the true class, in per cent."""
-    wrong = matrix.clone().fill_diagonal_(0)
-    most = wrong.flatten().topk(min(CONFUSIONS, wrong.numel()))
-    pairs = [divmod(int(cell), len(matrix)) for cell in most.indices]
-    return [
-        {
-            "true": class_names[true],
-            "predicted": class_names[predicted],
-            "images": int(images),
-            "share": 100 * float(images / matrix[true].sum()),
-        }
-        for (true, predicted), images in zip(pairs, most.values, strict=True)
-        if images
-    ]
+def _percent(share: Tensor) -> float | None:
+    return None if math.isnan(share) else 100 * float(share)

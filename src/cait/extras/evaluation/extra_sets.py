@@ -1,4 +1,4 @@
-"""Further evaluation sets of the model's classes, as ImageNet-V2, or of some of them, as ImageNet-A and -R."""
+"""Further evaluation sets: of the model's classes, as ImageNet-V2, or of some, as ImageNet-A and -R; ReaL's labels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
+from timm.data import RealLabelsImagenet
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from cait.data.dataset import Samples
 from cait.data.folder import FolderSource, abbreviate, folder_names, list_classes
 from cait.data.listing import Files
 from cait.errors import UserError
@@ -63,4 +68,20 @@ def open_test(source: Any) -> ExtraSet | None:
         return ExtraSet(open_extra(folder, source.class_names).samples)  # all classes may be predicted
     except UserError as error:
         rank_zero_info(f"{folder} is not scored: {error}")
+        return None
+
+
+def real_labels(samples: Samples) -> Tensor | None:
+    """All right classes of each of ImageNet's validation images ("Are we done with ImageNet?", arXiv 2006.07159).
+
+    Returns:
+        timm's copy of the labels, [len(samples), most of an image], padded with -1; None if these are not the 50,000
+        images, or have other names than ILSVRC2012_val_00000001.JPEG.
+    """
+    names = [Path(samples.name(index)).name for index in range(len(samples))]
+    try:
+        labels = RealLabelsImagenet(names).real_labels
+        return pad_sequence([torch.tensor(labels[name], dtype=torch.long) for name in names], True, -1)
+    except (AssertionError, KeyError):
+        rank_zero_info("ReaL is not scored: these are not ImageNet's 50,000 validation images under their names")
         return None

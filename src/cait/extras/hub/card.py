@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from cait import ckpt, disk, plugins
@@ -16,7 +15,7 @@ from cait.run.program import Program
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
 settings, the curves and how to use the model."""
-README, CURVES, RELIABILITY = "README.md", "curves.png", "reliability.png"
+README, CURVES = "README.md", "curves.png"
 
 
 def card(arguments: list[str], program: Program) -> None:
@@ -70,7 +69,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
 
 
 def _images(folder: Path, output: Path) -> list[Path]:
-    """Put the curves and the reliability diagram beside the card, where they exist."""
+    """Put the curves beside the card, if there are any."""
     from cait.extras import curves, plots
 
     images = []
@@ -79,9 +78,4 @@ def _images(folder: Path, output: Path) -> list[Path]:
         images.append(output / CURVES)
     except UserError as error:
         print(f"without curves: {error}")
-    diagram = folder / f"{Path(rundir.EVALUATION).stem}-{RELIABILITY}"
-    if diagram.is_file():
-        with disk.whole(output / RELIABILITY) as beside:
-            shutil.copyfile(diagram, beside)
-        images.append(output / RELIABILITY)
     return images

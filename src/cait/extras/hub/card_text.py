@@ -15,7 +15,6 @@ import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 from cait.extras.network_name import network_name
-from cait.extras.scores import SEVERAL, of_several
 from cait.plugins import Results
 
 LEFT_OUT = {
@@ -55,14 +54,12 @@ def text(
         tables: what extras compare the run with.
     """
     per_class = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
-    several = of_several(scores["multi_label"]) if "multi_label" in scores else []
     variables: dict[str, Any] = {
         **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
         **dict(data=config["data"], model=config["model"], dataset=_data_name(config), code=_code()),
         "network": network_name(about["model"], config["model"].get("fields")),
         "results": _results(scores),
         "weakest": sorted(per_class)[:WEAKEST],
-        "by_class": _table(("class", *SEVERAL.values()), several),
         "depends": data_state.get("depends_on", {}),
         "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
     }
@@ -96,10 +93,10 @@ def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], l
 def _results(scores: Mapping[str, Any]) -> str:
     """The table of the sets' figures."""
     sets = {"validation images": scores}
-    sets |= {title: scores[key] for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores}
+    sets |= {"ReaL": scores["real"]} if "real" in scores else {}
     sets |= scores.get("extra", {})
     columns = {"acc1": "top-1", "acc5": "top-5", "acc1_macro": "mean of the classes"}
-    shares = {"mAP": "mean average precision", "f1": "F1"} if "multi_label" in scores else {}
+    shares = {"mAP": "mean average precision", "f1": "F1"} if "mAP" in scores else {}
     rows = []
     for title, found in sets.items():
         cells = [_shown(found.get(name), "{:.2f} %") for name in columns]

@@ -6,7 +6,7 @@ VERBS = {
     "visualize": Verb(
         "cait.extras.visualize.verb:visualize",
         "draw attention maps of images, and a page of what a run gets wrong:\n"
-        "cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--raw]",
+        "cait visualize NAME [--images FILE|DIR ...] [--raw]",
     ),
     "plot": Verb(
         "cait.extras.visualize.compare:plot",

@@ -13,7 +13,6 @@ from cait.cli.options import Options, named_run
 from cait.errors import UserError, console, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
-from cait.extras.network_name import network_name
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
@@ -29,9 +28,7 @@ def plot(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="FILE", help="default curves.png in the run's folder")
     given = options.parse_args(arguments)
     folder = named_run("plot", given.run)
-    output = given.output or folder / "curves.png"
-    _draw({folder.name: curves.read(folder)}, output)
-    print(os.path.relpath(output))
+    _draw({folder.name: curves.read(folder)}, given.output or folder / "curves.png")
 
 
 def compare(arguments: list[str], program: Program) -> None:
@@ -40,20 +37,16 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
-    folders = {os.path.relpath(rundir.folder_of(name)): rundir.folder_of(name) for name in given.runs}
+    folders = {name: rundir.folder_of(name) for name in given.runs}
     if len(folders) < 2:
         command = to_type('make compare RUNS="a b"', "cait compare a b")
         raise UserError(f"compare two runs or more, each named once: `{command}`")
-    names = [folder.resolve().name for folder in folders.values()]  # "." has a name too
-    labels = names if len(set(names)) == len(names) else [*folders]
-    models = [saved.of_run(folder)["model"] for folder in folders.values()]
-    networks = [network_name(model["name"], model.get("fields")) for model in models]
-    logged = [curves.read(folder) for folder in folders.values()]
-    output = given.output or next(iter(folders.values())).parent / f"compare-{'-'.join(names)}.png"
-    _draw(dict(zip(labels, logged, strict=True)), output)
-    _print(labels, "setting", differing([settings(folder) for folder in folders.values()]))
-    _print(labels, "metric", {"network": networks} | _metrics(logged))
-    print(os.path.relpath(output))
+    settings = {name: settings_of(folder) for name, folder in folders.items()}
+    logged = {name: curves.read(folder) for name, folder in folders.items()}
+    _print("setting", [*folders], differing([*settings.values()]))
+    _print("metric", [*folders], _metrics([*logged.values()]))
+    names = "-".join(folder.name for folder in folders.values())
+    _draw(logged, given.output or folders[given.runs[0]].parent / f"compare-{names}.png")
 
 
 def _draw(runs: Mapping[str, dict[str, Curve]], output: Path) -> None:
@@ -61,9 +54,10 @@ def _draw(runs: Mapping[str, dict[str, Curve]], output: Path) -> None:
 
     disk.check_output(output)
     plots.write(curves.draw(runs), output)
+    print(os.path.relpath(output))
 
 
-def settings(folder: Path) -> Settings:
+def settings_of(folder: Path) -> Settings:
     """The run's config.yaml as {"model.lr": 0.001, ...}, without its own name and places."""
     found = flatten(saved.of_run(folder))
     return {name: value for name, value in found.items() if name not in NOT_SETTINGS}
@@ -79,30 +73,25 @@ def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
     return found
 
 
-def reached(curve: Curve, name: str) -> tuple[float, int]:
+def best(curve: Curve, name: str) -> str:
     """The best value and its step: the best loss is the smallest, of anything else the largest."""
     steps, values = curve
-    best = (min if "loss" in name else max)(values)
-    return best, steps[values.index(best)]
+    value = min(values) if "loss" in name else max(values)
+    return f"{value:.4g} ({steps[values.index(value)]})"
 
 
 def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
-    """Steps, epochs, and the best and the last value of each metric, by run."""
-    rows: dict[str, list[str]] = {"steps": [], "epochs": []}
-    for of_run in logged:
-        done, per_epoch = max(steps[-1] for steps, _ in of_run.values()) + 1, curves.steps_per_epoch(of_run)
-        rows["steps"].append(str(done))
-        rows["epochs"].append(f"{done / per_epoch:.4g}" if per_epoch else "≤ 1")
-    names = {name for of_run in logged for name in of_run}
-    for name in sorted(name for name in names if name in ("train/acc1", "train/loss") or name.startswith("val")):
+    """The steps, and the best and the last value of each metric, by run."""
+    rows = {"steps": [str(max(steps[-1] for steps, _ in of_run.values()) + 1) for of_run in logged]}
+    for name in sorted({name for of_run in logged for name in of_run}):
         if name.startswith("val"):
-            best = [reached(of_run[name], name) if name in of_run else None for of_run in logged]
-            rows[f"{name}, best (step)"] = [f"{one[0]:.4g} ({one[1]})" if one else "-" for one in best]
-        rows[f"{name}, last"] = [f"{of_run[name][1][-1]:.4g}" if name in of_run else "-" for of_run in logged]
+            rows[f"{name}, best (step)"] = [best(of_run[name], name) if name in of_run else "-" for of_run in logged]
+        if name.startswith(("val", "train/")):
+            rows[f"{name}, last"] = [f"{of_run[name][1][-1]:.4g}" if name in of_run else "-" for of_run in logged]
     return rows
 
 
-def _print(labels: Sequence[str], title: str, rows: Mapping[str, list[str]]) -> None:
+def _print(title: str, names: Sequence[str], rows: Mapping[str, list[str]]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -112,7 +101,7 @@ def _print(labels: Sequence[str], title: str, rows: Mapping[str, list[str]]) -> 
         screen.print(f"The {title}s are the same.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for label in (title, *labels):
+    for label in (title, *names):
         table.add_column(label, overflow="fold", no_wrap=label == title)
     for name, values in rows.items():
         table.add_row(name, *values)

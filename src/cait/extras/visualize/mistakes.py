@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,55 +11,43 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from sklearn.metrics import ConfusionMatrixDisplay
 from torch import Tensor
 
-from cait import disk
-from cait.data.folder import FolderSource
 from cait.extras import plots
 
 LABELLED = 30
-"""Up to this many classes the confusion matrix has their names and counts."""
-CAPTION = "A row is a true class: where its images went. Colours are shares of the row; an empty cell has no image."
-HEADER = ("path", "label", "split", "probability", "suggestion", "its probability")
-"""Of the table of labels."""
+"""Up to this many classes the confusion matrix has their names and shares."""
+CAPTION = "A row is a true class: the shares of its images that went to each class."
 
 
 class Scored(NamedTuple):
-    """One value per image, in the order of the loader."""
+    """One value for each image that counts, those of the highest loss first."""
 
+    places: np.ndarray
+    """Number of the image in the order of the loader."""
     labels: np.ndarray
-    """Index of the true class; below 0 for an image that does not count."""
+    """Index of the true class."""
     predicted: np.ndarray
     probabilities: np.ndarray
     """Probability of the predicted class."""
     losses: np.ndarray
     """Cross entropy."""
 
-    @property
-    def counted(self) -> np.ndarray:
-        return self.labels >= 0
-
-    @property
-    def wrong(self) -> np.ndarray:
-        return self.counted & (self.predicted != self.labels)
-
-    def worst(self, most: int) -> list[int]:
-        """The wrong images with the highest loss, the worst first."""
-        return [index for index in self.doubtful() if self.wrong[index]][:most]
-
-    def doubtful(self) -> list[int]:
-        """The images that count, by their loss, the highest first."""
-        return [index for index in (-self.losses).argsort(kind="stable").tolist() if self.counted[index]]
+    def wrong(self) -> Scored:
+        """The wrong ones alone."""
+        is_wrong = self.predicted != self.labels
+        return Scored(*(values[is_wrong] for values in self))
 
     def confusions(self, most: int) -> list[tuple[tuple[int, int], int]]:
-        """((true class, predicted class), images) of the most frequent confusions, the most frequent first."""
-        pairs = zip(self.labels[self.wrong].tolist(), self.predicted[self.wrong].tolist(), strict=True)
+        """((true class, predicted class), images) of the most frequent pairs, the most frequent first."""
+        pairs = zip(self.labels.tolist(), self.predicted.tolist(), strict=True)
         return Counter(sorted(pairs)).most_common(most)
 
 
 @torch.no_grad()
 def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Scored:
-    """Score batches of normalised images and labels, in float32."""
+    """Score batches of normalised images and labels, in float32; an image with a label below 0 does not count."""
     device = next(network.parameters()).device
     columns: list[tuple[Tensor, ...]] = []
     for images, labels in batches:
@@ -68,43 +55,23 @@ def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Scored:
         probabilities, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels.clamp_min(0), reduction="none")
         columns.append((labels, predicted, probabilities, losses))
-    return Scored(*(torch.cat(column).numpy() for column in zip(*columns, strict=True)))
+    found = [torch.cat(column) for column in zip(*columns, strict=True)]
+    order = found[-1].argsort(descending=True, stable=True)
+    order = order[found[0][order] >= 0]
+    return Scored(order.numpy(), *(values[order].numpy() for values in found))
 
 
 def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
-    """The confusion matrix, each row as shares of its class. A cell without an image is left empty."""
-    classes = len(class_names)
-    matrix = np.zeros((classes, classes), np.int64)
-    np.add.at(matrix, (scored.labels[scored.counted], scored.predicted[scored.counted]), 1)
-    shares = np.ma.masked_equal(matrix / matrix.sum(axis=1, keepdims=True).clip(1), 0)
-    side = max(3.65, 0.55 + 0.3 * classes + 0.07 * max(map(len, class_names))) if classes <= LABELLED else 6.5
+    """scikit-learn's confusion matrix, each row as shares of its class."""
+    is_labelled, classes = len(class_names) <= LABELLED, range(len(class_names))
+    side = 2 + 0.4 * len(class_names) if is_labelled else 6.5
     figure, ((axes,),) = plots.grid(1, 1, side, side)
-    axes.imshow(shares, norm=PowerNorm(0.4, vmin=0, vmax=1))  # rare mistakes are visible beside the diagonal
-    axes.set(xlabel="predicted class", ylabel="true class")
-    if classes <= LABELLED:
-        axes.set_xticks(range(classes), class_names, rotation=90)
-        axes.set_yticks(range(classes), class_names)
-        for row, column in np.argwhere(matrix):
-            colour = "#111111" if shares[row, column] > 0.6 else "white"
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=7, color=colour)
+    colours = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
+    cells = dict(include_values=is_labelled, values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours)
+    names = dict(labels=classes, display_labels=class_names, xticks_rotation="vertical", colorbar=False)
+    ConfusionMatrixDisplay.from_predictions(
+        scored.labels, scored.predicted, normalize="true", ax=axes, **cells, **names
+    )
+    if not is_labelled:
+        axes.set(xticks=[], yticks=[])
     return figure
-
-
-def write_labels(path: Path, source: FolderSource, scored: Scored) -> None:
-    """List the scored validation images by their loss, the highest first. The others follow as the run divides them.
-
-    So one can correct the column `label`, and train on the table: it names all images.
-    """
-    disk.write_csv(path, HEADER, _rows(source, scored))
-
-
-def _rows(source: FolderSource, scored: Scored) -> Iterator[tuple[str, ...]]:
-    names, start = source.class_names, len(str(source.root)) + 1
-    for index in scored.doubtful():
-        path, label = source.val[index]
-        taken, of_label = scored.predicted[index], f"{np.exp(-scored.losses[index]):.4f}"
-        suggestion = (names[taken], f"{scored.probabilities[index]:.4f}") if taken != label else ("", "")
-        yield path[start:], names[label], "val", of_label, *suggestion
-    for split in ("train", "test"):
-        for path, label in getattr(source, split, None) or ():
-            yield path[start:], names[label], split, "", "", ""

@@ -9,68 +9,37 @@ from pathlib import Path
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.errors import UserError
-from cait.model.config import VARIANTS
 from cait.run.program import Program
 
 
 def visualize(arguments: list[str], program: Program) -> None:
     """Draw the attention maps of images, and put them on an HTML page with what a run has logged."""
     given = _options(arguments)
-    checkpoint = folder = None
-    if not (given.name or given.pretrained):
-        checkpoint, folder = loading.checkpoint_of(given.source, "visualize")
+    checkpoint, folder = loading.checkpoint_of(given.source, "visualize")
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
-    from cait.extras.visualize import sections, weights
+    from cait.extras.visualize import sections
     from cait.guards import trust
 
     with trust.only_own(given.trusted):
-        if given.pretrained:
-            loaded = weights.from_timm(given.source, given.img_size)
-        elif checkpoint is None:
-            loaded = weights.from_weights(given.source, given.name, bool(given.ema), given.img_size)
-        else:
-            loaded = loading.from_checkpoint(
-                checkpoint, folder, given.ema, given.img_size, program.module, program.data
-            )
-        loaded.network.to(loading.device())
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
+        loaded.module.to(loading.device())
         output = given.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
+        output.mkdir(parents=True, exist_ok=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("visualize", "Draw attention maps of images, and a page of what the network gets wrong.")
-    options.add_argument(
-        "source", metavar="RUN", nargs="?", help="a run, a checkpoint (.ckpt), or a file of weights with --name"
-    )
+    options.add_argument("source", metavar="RUN", help="a run, or a checkpoint (.ckpt)")
     options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
     options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
     options.add_weights()
-    options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
-    options.add_argument("--name", choices=VARIANTS, help="the model whose weights the file holds")
-    options.add_argument(
-        "--pretrained", action="store_true", help="RUN is a model, as xxs24: take the weights that timm publishes"
-    )
-    options.add_argument(
-        "--self_attention", type=numbers, default=[], metavar="BLOCK[,BLOCK]", help="show these blocks too, from 0"
-    )
-    options.add_argument(
-        "--query", type=numbers, metavar="ROW,COLUMN", help="the patch that asks there; default the centre"
-    )
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
     options.add_trust()
-    given = options.parse_args(arguments)
-    if given.source is None:
-        raise run_missing("visualize")
-    if given.query is not None and len(given.query) != 2:
-        raise UserError("--query takes the row and the column of a patch, as --query 3,4")
-    return given
-
-
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    return options.parse_args(arguments)

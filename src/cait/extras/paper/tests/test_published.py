@@ -69,12 +69,12 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
 
     monkeypatch.setattr(Row, "is_of", lambda *_: True)  # the row's own network is too large for a test
     published = {"paper": {"acc1": 85.4}, "timm": {"acc1": 85.458, "real": 89.829, "v2": 76.01}}
-    main(["eval", "mine", "--v2", str(digits_root / "val"), "--output=found/mine.json"])  # the run knows its row
+    main(["eval", "mine", "--extra.v2", str(digits_root / "val"), "--output=found/mine.json"])  # the run knows its row
     shown = capsys.readouterr().out
     found = json.loads(Path("found/mine.json").read_text())
     assert (found["paper_row"], found["published"]) == (row, published)
-    assert found["raw"]["v2"]["confusion"] == found["raw"]["confusion"]
-    for title, *figures in (("top-1", "85.4 %", "85.458 %"), ("ReaL top-1", "89.829 %"), ("V2 top-1", "76.01 %")):
+    assert found["raw"]["extra"]["v2"]["confusion"] == found["raw"]["confusion"]
+    for title, *figures in (("top-1", "85.4 %", "85.458 %"), ("ReaL top-1", "89.829 %"), ("v2 top-1", "76.01 %")):
         line = next(line for line in shown.splitlines() if line.startswith(f"│ {title} "))
         assert [cell.strip() for cell in line.split("│")[-len(figures) - 1 : -1]] == figures
 
