@@ -42,7 +42,7 @@ class RunLock(Callback):
             self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by {_owner(run_dir) or 'another process'}") from error
-        self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
+        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK, OWNER}
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
         disk.clear_scratch(run_dir)
@@ -60,16 +60,13 @@ class RunLock(Callback):
 
     def roll_back(self) -> None:
         """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
-        if self._trained:
-            self.release()
-            return
-        for path in self.run_dir.iterdir():
-            if path.name not in self._before | {LOCK}:
-                disk.remove(path)
+        if not self._trained:
+            kept = self._before | ({LOCK, OWNER} if self._before else set())
+            for path in self.run_dir.iterdir():
+                if path.name not in kept:
+                    disk.remove(path)
         self.release()
-        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
-            for name in (LOCK, OWNER):
-                (self.run_dir / name).unlink(missing_ok=True)
+        if not (self._trained or self._before):
             with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()
 

@@ -90,7 +90,7 @@ def load_weights(
 def _named(path: Path) -> str | None:
     """The network that a file of weights names, or timm's config.json beside it; None if neither does."""
     with suppress(UserError, OSError):
-        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str}, path.parent)["architecture"]
+        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]
     content = _read(path)
     own = content.get("hyper_parameters") if isinstance(content, dict) else None
     if isinstance(own, dict) and isinstance(own.get("name"), str):
