@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, Cait, Forked, checkpoint, environment, python, rows
+from harness import SMALL, Cait, checkpoint, environment, python, rows
 from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -70,7 +70,7 @@ def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_ro
     ours, theirs = pty.openpty()
     arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=2", "--data.num_workers=0"]
     brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
-    run = Forked(
+    run = subprocess.Popen(
         [sys.executable, "-m", "cait", "fit", *arguments, *brief],
         cwd=tmp_path,
         env=environment() | {"TERM": "xterm", "COLUMNS": "80"},

@@ -317,7 +317,7 @@ def test_the_trainer_has_no_other_setting_that_takes_an_object() -> None:
     """A canary for Lightning's upgrades."""
     annotated = parameters_of(Trainer.__init__).parameters.items()
     taking = {name for name, parameter in annotated if "lightning." in str(parameter.annotation)}
-    assert taking == {*saved.CLASSES, *saved.WORDS}
+    assert taking == {*configurations.CLASSES, *configurations.WORDS}
 
 
 # The signature

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 import torch.distributed as dist
-from harness import KIND, LIMIT, Cait, checkpoint, ended, environment, free_port, start
+from harness import LIMIT, Cait, checkpoint, ended, environment, free_port, start
 from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, wait_for_steps
@@ -179,7 +179,7 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     )
     (tmp_path / "hold.py").write_text(code)
     folder = tmp_path / "run"
-    held = KIND(
+    held = subprocess.Popen(
         [sys.executable, "hold.py", str(folder)],
         cwd=tmp_path,
         env=environment(),

@@ -24,7 +24,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
 from cait import ckpt, disk, plugins, signature
-from cait.cli import saved
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -158,8 +157,6 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
-        shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
 
     def instantiate_classes(self) -> None:
         try:
@@ -197,12 +194,12 @@ class CaiTCLI(LightningCLI):
         config = self.own_settings[path] if path in self.own_settings else configurations.settings(path)
         trains = self.arguments[0] == "fit"
         if path.name == rundir.CONFIG:
-            config, left_out = saved.without_absent(config, self._known())
+            config, left_out = configurations.without_absent(config, self._known())
             if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         elif trains:
             return None
-        return config if trains else saved.without_classes(config)
+        return config if trains else configurations.without_classes(config)
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":

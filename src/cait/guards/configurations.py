@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import yaml
 
 from cait import CONFIGS, disk, plugins
 from cait.errors import UserError, one_line, printable
+from cait.settings import Settings, flatten
 
 MOST_BYTES, DEEPEST = 1 << 20, 50
 """What a configuration may have: bytes, and levels."""
@@ -30,6 +31,12 @@ LINKED = {
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""
+CLASSES = ("callbacks", "logger", "plugins", "profiler")
+"""Settings of the Trainer that name classes."""
+WORDS = ("accelerator", "strategy")
+"""Those that may be one of Lightning's words too, such as "ddp"."""
+OFF: tuple[Any, ...] = (None, False, [], {})
+"""Values of a setting that does nothing."""
 
 
 def join_values(arguments: Iterable[str]) -> list[str]:
@@ -107,7 +114,7 @@ def read_text(path: Path) -> str:
     return disk.read_text(path, MOST_BYTES)
 
 
-def settings(path: Path, text: str | None = None) -> dict[str, Any]:
+def settings(path: Path, text: str | None = None) -> Settings:
     """The settings in a configuration.
 
     Args:
@@ -124,6 +131,31 @@ def settings(path: Path, text: str | None = None) -> dict[str, Any]:
         if name in LINKED:  # the parser would silently ignore it
             raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
     return content
+
+
+def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
+    """(`config` without the settings of extras that are not here, names of those left out that were set)
+
+    Args:
+        known: every setting and group of settings of the verb, as "model" and "model.lr".
+    """
+    kept = {name: value for name, value in config.items() if name in known}
+    for group in {"data", "model"} & kept.keys():
+        if isinstance(settings := kept[group], dict):
+            # One of the model that is set stays, and is refused: without it the run would be another.
+            must_stay = {key for key, value in settings.items() if group == "model" and value}
+            kept[group] = {key: settings[key] for key in settings if f"{group}.{key}" in known or key in must_stay}
+    held = flatten(kept)
+    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
+
+
+def without_classes(config: Settings) -> Settings:
+    """`config` without what makes the Trainer build a class, which scoring does not need."""
+    trainer = config.get("trainer")
+    if not isinstance(trainer, dict):
+        return config
+    classes = {*CLASSES, *(name for name in WORDS if "." in str(trainer.get(name)))}
+    return config | {"trainer": {name: trainer[name] for name in trainer.keys() - classes}}
 
 
 class Loader(yaml.CSafeLoader):
