@@ -54,7 +54,6 @@ OPTIONS = {
     "--trainer.max_epochs -3": "max_epochs",
     "--trainer.max_epochs 0": "max_epochs 0 trains nothing",
     "--trainer.val_check_interval 0": "val_check_interval must be above 0, got 0",
-    "--seed_everything true": "--seed_everything must be a whole number, got True",
     "--trainer.strategy fsdp": "--trainer.strategy",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks cannot be 'EarlyStoping'",

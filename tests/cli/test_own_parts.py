@@ -19,7 +19,6 @@ from cait import ckpt
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.guards import trainer_checks
 from cait.train.ema import EMA
 
 MY_TRAIN = """
@@ -228,23 +227,6 @@ def test_the_other_callbacks_of_lightning_work_together_also_in_a_resumed_run(fi
 
 def test_the_page_has_all_of_lightnings_callbacks() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", TABLE, re.MULTILINE)) == set(callbacks.__all__) - ABSTRACT
-
-
-@pytest.mark.parametrize(
-    ("monitor", "mode", "words"),
-    [
-        ("val/acc1", "min", "takes the min of val/acc1 for the best; give it mode: max"),
-        ("val/loss", "min", ""),
-        ("val/answer", "max", ""),
-    ],
-)
-@pytest.mark.parametrize("kind", [callbacks.EarlyStopping])
-def test_a_callback_that_takes_the_worst_for_the_best_is_told(
-    kind: type, monitor: str, mode: str, words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    trainer_checks.check_modes([kind(monitor=monitor, mode=mode)], {})
-    assert [record.message for record in caplog.records] == ([f"warning: {kind.__name__} {words}"] if words else [])
 
 
 def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(fit: Fit, tmp_path: Path) -> None:

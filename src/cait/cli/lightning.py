@@ -29,7 +29,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.guards import configurations, refusals, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
-from cait.guards.run_lock import RunLock, shared
+from cait.guards.run_lock import RunLock
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
@@ -216,8 +216,6 @@ class CaiTCLI(LightningCLI):
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
-            if self.config.subcommand == "fit":
-                trainer_checks.check_length(config.trainer, checkpoint, config.ckpt_path)
 
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
@@ -252,9 +250,6 @@ class CaiTCLI(LightningCLI):
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        holder = self.processes.agree(self.lock.owner if self.lock else "")[0]
-        lost = f"{run_dir} is not the folder of {holder}; all nodes must share it"
-        self.processes.agree(trouble=lost if holder and not shared(run_dir, holder) else "")
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

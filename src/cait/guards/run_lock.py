@@ -1,4 +1,4 @@
-"""One process at a time trains in a run's folder, and all processes of a run must see the same folder."""
+"""One process at a time trains in a run's folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from cait import disk
 from cait.errors import UserError
 from cait.file_lock import acquire
 from cait.run.rundir import FINISHED, LOCK, OWNER
-
-SECONDS = 10.0
-"""Time that a network file system may need to show a change to another node."""
 
 PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
@@ -43,8 +40,8 @@ class RunLock(Callback):
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by {_owner(run_dir) or 'another process'}") from error
         self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK, OWNER}
-        self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
-        (run_dir / OWNER).write_text(self.owner)
+        owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
+        (run_dir / OWNER).write_text(owner)
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
@@ -77,15 +74,3 @@ def _owner(run_dir: Path) -> str:
         return disk.read_text(run_dir / OWNER)
     except (OSError, UserError):
         return ""
-
-
-def shared(run_dir: Path, holder: str) -> bool:
-    """Whether `holder` holds this very folder. Other processes ask this, perhaps on other nodes."""
-    end = time.monotonic() + SECONDS
-    while _owner(run_dir) != holder:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-        if run_dir.parent.is_dir():
-            os.listdir(run_dir.parent)  # makes NFS look again
-    return True

@@ -10,9 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from cait import ckpt
 from cait.errors import UserError
-from cait.progress import Position
 from cait.train.schedule import ScheduleSettings
 
 
@@ -65,17 +63,6 @@ def check_rates(schedule: ScheduleSettings, images: int) -> None:
     peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
     if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
-
-
-def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
-    """Refuse a run that would end before the point that its checkpoint has reached."""
-    if "loops" not in checkpoint:
-        return
-    epochs, _, steps = Position.saved(checkpoint)
-    done = {"max_epochs": epochs, "max_steps": steps}
-    for name, count in done.items():
-        if given[name] is not None and 0 < given[name] < count:
-            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")
 
 
 def check_strategy(given: str | Strategy) -> None:
