@@ -61,3 +61,14 @@ def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pyt
         disk.replace(beside, path, previous)
     found = [each.read_text() if each.exists() else None for each in (path, previous)]
     assert found == [["old", "older"], [None, "old"], ["new", "old"]][calls]
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    for place in (tmp_path / "pipe", tmp_path / "file/x", tmp_path, Path("/proc/none/x")):
+        with pytest.raises(UserError, match=str(place)):
+            disk.check_output(place)
+    disk.check_output(tmp_path / "new/file")
+    assert sorted(tmp_path.iterdir()) == before

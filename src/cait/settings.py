@@ -69,7 +69,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
         described: Any = constructor
         described.__signature__, described.__name__ = signature, "__init__"
         described.__annotations__ = {name: each.annotation for name, each in settings.items() if name != "self"}
-        sentences = {}
+        sentences: dict[str, str] = {}
         for kind in [*reversed(added), *reversed(kinds.values())]:
             sentences |= documented(kind) if is_dataclass(kind) else {}
         lines = [f"    {name}: {text}" for name, text in sentences.items()]

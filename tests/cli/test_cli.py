@@ -149,12 +149,6 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict", "export"))
 
 
-@pytest.mark.parametrize("verb", ["resume", "eval"])
-def test_our_verbs_have_a_usage_too(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main([verb, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: cait {verb} ")
-
-
 @pytest.mark.parametrize(
     ("error", "status", "told"), [(KeyboardInterrupt, 130, "cait: interrupted\n"), (BrokenPipeError, 141, "")]
 )

@@ -518,37 +518,3 @@ def test_the_console_shows_names_as_they_are(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert all(name in shown for name in NAMES if printable(name) == name)
     assert not {"\x1b", "\x07", "\u202e"} & {*shown}
-
-
-OUTPUTS = {
-    "eval": ["eval", "good"],
-    "predict": ["predict", "good", "x.png"],
-    "export": ["export", "good", "--format=torch_export"],
-    "card": ["card", "good"],
-    "plot": ["plot", "good"],
-    "visualize": ["visualize", "good", "--images=x.png"],
-    "compare": ["compare", "good", BAD],
-    "features": ["features", "good", "--images=images"],
-    "replay": ["replay", "good", "--step=1", "--data-only"],
-    "demo": ["demo", "good"],
-}
-"""Verbs with --output."""
-
-
-@pytest.mark.parametrize("verb", [verb for verb in OUTPUTS if verb in VERBS])
-def test_an_output_that_cannot_be_is_refused_at_once(
-    verb: str, bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
-    """A pipe, a file in the place of a folder, and a place that cannot be: before anything is computed."""
-    desk = bad.parent.parent
-    monkeypatch.setattr(torch.nn.Module, "__call__", None)
-    suffix = {"features": ".npz", "compare": ".png", "export": ".pt2"}.get(verb, "")
-    pipe = desk / f"pipe{suffix}"
-    os.mkfifo(pipe)
-    before = sorted(desk.rglob("*"))
-    try:
-        for place in (pipe, desk / "x.png/y" / f"z{suffix}", Path("/proc/none") / f"z{suffix}"):
-            assert str(place) in told([*OUTPUTS[verb], f"--output={place}"], capfd)[0]
-        assert sorted(desk.rglob("*")) == before
-    finally:
-        pipe.unlink()

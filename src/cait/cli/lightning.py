@@ -158,14 +158,6 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
-    def instantiate_classes(self) -> None:
-        try:
-            super().instantiate_classes()
-        except ValueError as error:  # jsonargparse's own message would be long
-            if reason := refusals.cannot_make(str(error)):
-                raise UserError(reason) from error
-            raise
-
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         arguments = configurations.join_values(self.arguments)
         for place, argument in enumerate(arguments):

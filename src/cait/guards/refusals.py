@@ -44,7 +44,7 @@ def in_one_line() -> Iterator[None]:
                 f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
                 "take a smaller model, or add --model.grad_checkpointing true"
             ) from error
-        words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
+        words = next((words for said, words in IN_WORDS.items() if said in str(error)), _cannot_make(str(error)))
         *_, last = traceback.extract_tb(error.__traceback__)
         is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
         if words or is_lightnings or isinstance(error, MisconfigurationException):
@@ -105,7 +105,7 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
     return line
 
 
-def cannot_make(message: str) -> str:
+def _cannot_make(message: str) -> str:
     """jsonargparse's error about a class path whose object cannot be made; empty for any other error."""
     line = one_line(message)
     if found := re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - | Given value|$)", line):
@@ -136,7 +136,7 @@ def _file_with(key: str, arguments: list[str]) -> str:
 
 def _shortened(reason: str) -> str:
     """Why a setting cannot have its value: what it takes instead of it."""
-    if made := cannot_make(reason):
+    if made := _cannot_make(reason):
         return f"fails: {made}"
     value = re.search(r"(?:Got|Given) value: ?(.*)$", reason)
     types = re.search(r"Subtypes: \[(.*)\] Errors: |Expected an? (.*?)\. Got value", reason)
