@@ -15,7 +15,7 @@ from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
 from cait.errors import UserError, console
-from cait.guards import configurations
+from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import values
@@ -84,7 +84,6 @@ def evaluate(arguments: list[str], program: Program) -> None:
         folder, given = split_run("eval", given)
         settings = [*_settings_of(folder, given, program.processes.several()), *given]
     from cait.cli.lightning import CaiTCLI
-    from cait.guards import trust
 
     class ScoringCLI(CaiTCLI):
         def validate(self, **arguments: Any) -> None:

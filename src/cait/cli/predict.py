@@ -20,6 +20,7 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import CONTROL, UserError, console, printable
+from cait.guards import trust
 from cait.run.program import Program
 
 WIDEST = 48
@@ -37,8 +38,6 @@ def predict(arguments: list[str], program: Program) -> None:
     if given.output:
         disk.check_output(given.output)
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
-    from cait.guards import trust
-
     paths = [path for place in given.images for path in _paths(place)]
     if not paths:
         raise UserError("no names on standard input")

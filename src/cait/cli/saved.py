@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cait import disk
-from cait.guards import configurations
+from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.settings import Settings, values
 
@@ -35,8 +35,6 @@ def data_settings(folder: Path) -> Settings:
     text = configurations.read_text(path)
     settings: Any = configurations.settings(path, text).get("data")
     disk.check_shape(settings, dict, path, "data")
-    from cait.guards import trust
-
     if not trust.is_own(text):
         trust.check_code(path, settings, None)
         settings = {name: value for name, value in settings.items() if name in _of_images()}
