@@ -366,7 +366,7 @@ def test_what_this_account_signed_needs_no_trust(bad: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(".owner", "link"), ("checkpoints", "folder"), ("any/name at all", "link"), ("plots", "pipe")]
+    ("name", "kind"), [("metrics.csv", "link"), ("checkpoints", "folder"), ("any/name", "link"), ("plots", "pipe")]
 )
 def test_no_verb_leaves_a_run(name: str, kind: str, bad: Path, capfd: Capture) -> None:
     """Neither through a link, whatever it is called, nor into a pipe, which would wait."""

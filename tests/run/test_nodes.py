@@ -174,7 +174,7 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom cait.guards.run_lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\n"
-        "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
+        "if os.fork() == 0:\n    print(flush=True)\n"  # the child: it has let go of the lock by then
         "time.sleep(3600)"
     )
     (tmp_path / "hold.py").write_text(code)
@@ -188,9 +188,9 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
         start_new_session=True,
     )
     assert held.stdout is not None
-    pid = held.stdout.readline().strip()
+    held.stdout.readline()
     try:
-        with pytest.raises(UserError, match=rf"is being trained by process {pid} on \S+ since"):
+        with pytest.raises(UserError, match="is being trained by another process"):
             RunLock(folder)
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")

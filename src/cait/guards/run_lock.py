@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cait import disk
 from cait.errors import UserError
 from cait.file_lock import acquire
-from cait.run.rundir import FINISHED, LOCK, OWNER
+from cait.run.rundir import FINISHED, LOCK
 
 PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
@@ -38,10 +35,8 @@ class RunLock(Callback):
         try:
             self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
-            raise UserError(f"{run_dir} is being trained by {_owner(run_dir) or 'another process'}") from error
-        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK, OWNER}
-        owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
-        (run_dir / OWNER).write_text(owner)
+            raise UserError(f"{run_dir} is being trained by another process") from error
+        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
@@ -58,19 +53,11 @@ class RunLock(Callback):
     def roll_back(self) -> None:
         """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
         if not self._trained:
-            kept = self._before | ({LOCK, OWNER} if self._before else set())
             for path in self.run_dir.iterdir():
-                if path.name not in kept:
+                if path.name not in self._before | {LOCK}:
                     disk.remove(path)
         self.release()
         if not (self._trained or self._before):
+            (self.run_dir / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()
-
-
-def _owner(run_dir: Path) -> str:
-    """Who holds the folder, or held it last, as the file there says; empty if unknown."""
-    try:
-        return disk.read_text(run_dir / OWNER)
-    except (OSError, UserError):
-        return ""
