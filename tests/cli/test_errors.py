@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_information() -> Iterator[None]:
+    """Lightning's handlers are pytest's here."""
+    logging.disable(logging.INFO)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"), ROWS, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
 )
@@ -125,7 +134,6 @@ def test_what_is_typed_wrong_gets_one_line(
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # whose handlers are pytest's here, not ours
     before = sorted(desk.rglob("*"))
     with pytest.raises(SystemExit) as stop:
         main(arguments)
