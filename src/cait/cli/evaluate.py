@@ -156,19 +156,13 @@ class Scoring:
                 scorer.show(result)
 
     def _choose_images(self) -> None:
-        """Score all images of another folder than the run's, and say how many.
-
-        Of class folders without a split a run holds out a part; of others it has trained on none.
-        """
+        """Score all images of another folder than the run's: its training has seen none of them."""
         source, root = self.data.source, self.data.root
-        own = saved.data_settings(self.folder).get("root", "") if self.folder else ""
-        if not isinstance(source, FolderSource) or os.path.realpath(root) == os.path.realpath(own):
+        if self.folder is None or not isinstance(source, FolderSource) or self.config.data.val_list is not None:
             return
-        if self.folder and source.holds_out and self.config.data.val_list is None:
+        own = saved.data_settings(self.folder).get("root", "")
+        if source.holds_out and os.path.realpath(root) != os.path.realpath(own):
             source.hold_out_all()
-        if self.trainer.is_global_zero:
-            total = len({path for path, _ in (*source.train, *source.val)})
-            print(f"{len(source.val):,} of {total:,} images of {root} are scored")
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
