@@ -10,6 +10,8 @@ RUN apt-get update \
  && useradd --create-home --uid 1000 cait \
  && install --directory --owner cait /cait /cait/data /cait/logs
 USER cait
+# The key that signs runs lies beside them, so that the next container knows them for its own.
+ENV XDG_CONFIG_HOME=/cait/logs/.config
 WORKDIR /cait
 
 # The packages first: they change seldom, and take longest.

@@ -109,9 +109,9 @@ def copy(tmp_path: Path, digits_root: Path) -> Path:
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start the `cait` of a copy; not forked, because this tree's is imported there."""
+    """Start the `cait` of a copy."""
     env = environment() | {"PYTHONPATH": str(folder / "src")}
-    return start(folder, *arguments, command=(sys.executable,), env=env)
+    return start(folder, *arguments, env=env)
 
 
 def run(folder: Path, *arguments: str) -> str:

@@ -109,7 +109,7 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
 ELSEWHERE = {
     "file_lock.py": "its own locks",
     "cores.py": "what the kernel says",
-    "yaml_reader.py": "the reader of YAML",
+    "guards/configurations.py": "the reader of YAML",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/page.py": "the page's template",
@@ -130,7 +130,7 @@ READERS = {"yaml", "json", "pickle", "np", "torch"}
 
 
 def opened(path: Path) -> list[str]:
-    """The calls in a file that open or parse another, without those through `cait.disk` and `cait.yaml_reader`."""
+    """The calls in a file that open or parse another, without those through `cait.disk`."""
     found, root = [], SOURCE if path in FILES else REPO
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):

@@ -70,7 +70,7 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     """Raise UserError if the folder has folds of other settings; otherwise note these."""
     path = folder / SETTINGS
     if path.is_file():
-        if disk.read_json(path, [str], folder) != list(settings):
+        if disk.read_json(path, [str]) != list(settings):
             raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
         return
     if folder.exists() and any(folder.iterdir()):

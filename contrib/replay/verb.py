@@ -47,7 +47,7 @@ def replay(arguments: list[str], program: Program) -> None:
     settings = ["--config", str(rundir.config(asked.folder)), *given] if named else replaced("fit", given, program)
     _choose_start(asked)
     with _kept_start(asked):
-        _run(asked, settings, given, trusted, program)
+        _run(asked, settings, trusted, program)
 
 
 def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
@@ -113,9 +113,9 @@ def _duplicate(path: Any, copy: Any) -> None:
         shutil.copyfile(path, copy)
 
 
-def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
+def _run(asked: Namespace, settings: list[str], trusted: bool, program: Program) -> None:
     from cait.guards import trust
     from contrib.replay.retraining import ReplayCLI
 
-    with trust.only_known(settings, given, trusted, builds=not asked.data_only) as configs:
-        ReplayCLI(asked, ["fit", *settings], program, configs)
+    with trust.only_own(trusted):
+        ReplayCLI(asked, ["fit", *settings], program, trust.own_settings(settings))

@@ -49,7 +49,6 @@ class Shards:
             raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
 
 
-LEARNT = ("data.order",)
 GROUPS = {"data": "contrib.shards:Shards"}
 
 

@@ -88,7 +88,7 @@ def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
     if not path.is_file():
         return None, None
     try:
-        content = json.loads(disk.read_text(path, within=folder))
+        content = json.loads(disk.read_text(path))
         return content["settings"], content["result"] and Result(**content["result"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error

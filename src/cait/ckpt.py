@@ -30,12 +30,6 @@ DATA = {"class_names": [str], "depends_on?": dict, "preprocessing?": dict}
 """The data module's part."""
 
 
-def check_exists(path: str) -> None:
-    """Raise UserError if there is no such checkpoint."""
-    if not Path(path).exists():
-        raise UserError(f"the checkpoint {path} does not exist")
-
-
 def check_weights(path: Path) -> None:
     """Raise UserError if there is no such file of weights."""
     if not path.is_file():
@@ -46,36 +40,36 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint without running code from it. Its tensors stay on disk until they are used.
 
     Raises:
-        UserError: the file is not a whole checkpoint of a run.
+        UserError: there is no such file, or it is not a whole checkpoint of a run.
     """
     import torch
 
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"the checkpoint {path} does not exist")
     try:
-        disk.open_file(Path(path)).close()  # a pipe would wait
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with reading(path):
+            disk.open_file(path).close()  # a pipe would wait
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
+    except UserError:
+        raise
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise _unreadable(path, error) from error
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
-    disk.check_shape(checkpoint, FIELDS, Path(path))
+    disk.check_shape(checkpoint, FIELDS, path)
     if (key := _data_key(checkpoint)) is not None:
-        disk.check_shape(checkpoint[key], DATA, Path(path), key)
+        disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint
 
 
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
-    """Report a file that cannot be read in a line."""
+    """Report a file that cannot be read in a line. It names the machine, because others may be able to read it."""
     try:
         yield
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Any, error: OSError) -> UserError:
-    # It names the machine, because others may be able to read the file.
-    return UserError(f"{socket.gethostname()} cannot read {path}: {error.strerror or one_line(error)}")
+        reason = error.strerror or one_line(error)
+        raise UserError(f"{socket.gethostname()} cannot read {path}: {reason}") from error
 
 
 def is_checkpoint(content: Any) -> bool:

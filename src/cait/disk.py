@@ -23,54 +23,47 @@ TEXT = 1 << 28
 """Bytes of the largest text that is read."""
 
 
-def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
-    """Open a regular file to read. A pipe would wait for a writer, and a device may never end.
+def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
+    """Open a regular file to read, without waiting: a pipe would wait for a writer, and a device may never end.
 
     Args:
         path: of the file; a link is followed.
         limit: bytes that the file may have; None sets no limit.
-        within: a run's folder, which may be a stranger's; a link that leads out of it is refused.
 
     Raises:
-        UserError: it is no regular file, is larger than `limit`, or lies outside of `within`.
+        UserError: it is no regular file, or larger than `limit`.
         OSError: it cannot be opened.
     """
-    if within is not None and not Path(path).resolve().is_relative_to(within.resolve()):
-        raise UserError(f"{path} is a link out of the folder {within}")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without waiting for a pipe's writer
-    try:
-        status = os.fstat(descriptor)
-        if not S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a regular file")
-        if limit is not None and status.st_size > limit:
-            raise UserError(f"{path} has {status.st_size:,} bytes, more than the {limit:,} that are read")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    status = os.fstat(file.fileno())
+    if not S_ISREG(status.st_mode):
+        problem = "is not a regular file"
+    elif limit is not None and status.st_size > limit:
+        problem = f"has {status.st_size:,} bytes, more than the {limit:,} that are read"
+    else:
+        return file
+    file.close()
+    raise UserError(f"{path} {problem}")
 
 
-def read_text(path: Path, limit: int = TEXT, within: Path | None = None) -> str:
+def read_text(path: Path, limit: int = TEXT) -> str:
     """The text of a file. Arguments and errors are those of `open_file`; bytes that are no UTF-8 are a UserError."""
-    with open_file(path, limit, within) as file:
+    with open_file(path, limit) as file:
         try:
             return file.read().decode()
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is no text") from error
 
 
-def read_json(path: Path, shape: Any, within: Path | None = None) -> Any:
+def read_json(path: Path, shape: Any) -> Any:
     """The value in a file. Raises what `read_text` does, and UserError if it is no JSON of this `check_shape`."""
+    text = read_text(path)
     try:
-        content = json.loads(read_text(path, within=within), parse_constant=_no_number)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"{path} is no JSON: {one_line(error)}") from error
+        raise UserError(f"{path} is no JSON: {one_line(error)}") from error
     check_shape(content, shape, path)
     return content
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
 
 
 def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
@@ -215,26 +208,11 @@ def is_text(name: str) -> bool:
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
-    """Move the file `beside` to `path`, and keep what was at `path` as `previous`.
-
-    A kill at any moment leaves the old one or the new one.
-    """
+    """Move the file `beside` to `path`, and what was at `path` to `previous`. One of them is whole after any kill."""
     if previous is not None and path.exists():
-        _keep(path, previous)
+        os.replace(path, previous)
     os.replace(beside, path)
     flush(path.parent)
-
-
-def _keep(path: Path, previous: Path) -> None:
-    """Give the file at `path` the name `previous` too."""
-    link = scratch(previous)
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:  # a file system without links: `path` is missing until the new file takes its place
-        os.replace(path, previous)
-    else:
-        os.replace(link, previous)
 
 
 def cause_of(error: BaseException) -> str:

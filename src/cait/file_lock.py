@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,20 +18,20 @@ QUIET = 20.0
 """Seconds to wait before a line says for what."""
 
 
-def acquire(path: Path, seconds: float, stop: Callable[[], bool] | None = None) -> BaseFileLock:
+def acquire(path: Path, seconds: float) -> BaseFileLock:
     """Lock the file `path` until the lock's `release`, or until this process ends, however it ends.
 
     It works between the processes of a machine, and over a shared file system that has locks. Where there are none, a
     line says so, and it is up to the user that only one process does the work.
 
     Raises:
-        Timeout: another process has held it for so many seconds (-1: wait for ever), or `stop` says so.
+        Timeout: another process has held it for so many seconds (-1: wait for ever).
         OSError: the file cannot be written.
     """
     path.open("ab").close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
     lock = FileLock(path, fallback_to_soft=False)
     try:
-        lock.acquire(timeout=seconds, cancel_check=stop)
+        lock.acquire(timeout=seconds)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

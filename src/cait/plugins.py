@@ -28,7 +28,6 @@ KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
-    "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
@@ -176,11 +175,6 @@ def groups(part: str) -> list[type]:
 def results(folder: Path) -> list[Results]:
     """The tables that extras have about a run."""
     return [table for read in of_kind("results") if (table := read(folder))]
-
-
-def learnt() -> set[str]:
-    """The settings of extras in which a run of a stranger may use words."""
-    return {name for names in of_kind("LEARNT") for name in names}
 
 
 def load(path: str) -> Any:

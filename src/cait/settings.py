@@ -49,15 +49,15 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     def decorate(init: Init) -> Init:
         kinds = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
         added = plugins.groups(more) if more else []
-        groups = [kind for kind in (*kinds.values(), *added) if is_dataclass(kind)]
-        signature = _signature(init, kinds, added)
+        settings = _settings(init, kinds)
+        for kind in added:
+            settings |= _settings(kind, get_type_hints(kind))
+        signature = inspect.Signature([*settings.values()])
 
         @functools.wraps(init)
         def constructor(self: Any, *args: Any, **named: Any) -> None:
-            for name in named.keys() - signature.parameters.keys():
-                raise UserError(
-                    f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, signature.parameters)}"
-                )
+            for name in named.keys() - settings.keys():
+                raise UserError(f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, settings)}")
             bound = signature.bind(self, *args, **named)
             bound.apply_defaults()
             given = Given(bound.arguments)
@@ -68,8 +68,10 @@ def flat(more: str = "") -> Callable[[Init], Init]:
 
         described: Any = constructor
         described.__signature__, described.__name__ = signature, "__init__"
-        described.__annotations__ = {name: setting.annotation for name, setting in [*signature.parameters.items()][1:]}
-        sentences = {name: text for kind in reversed(groups) for name, text in documented(kind).items()}
+        described.__annotations__ = {name: each.annotation for name, each in settings.items() if name != "self"}
+        sentences: dict[str, str] = {}
+        for kind in [*reversed(added), *reversed(kinds.values())]:
+            sentences |= documented(kind) if is_dataclass(kind) else {}
         lines = [f"    {name}: {text}" for name, text in sentences.items()]
         described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *lines])
         return constructor
@@ -77,28 +79,15 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     return decorate
 
 
-def _signature(init: Init, kinds: Mapping[str, Any], added: list[Any]) -> inspect.Signature:
-    """The parameters of a constructor, with the fields of its groups in the place of each."""
-    settings: dict[str, inspect.Parameter] = {}
-    for name, parameter in inspect.signature(init).parameters.items():
+def _settings(made: Any, kinds: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a constructor, with the fields of a group, and of groups in it, in the place of each group."""
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(made).parameters.items():
         kind = kinds.get(name, parameter.annotation)  # `self` has no kind
         if is_dataclass(kind):
-            settings |= _fields(kind)
+            found |= _settings(kind, get_type_hints(kind))
         elif kind is not Given:
-            settings[name] = parameter.replace(annotation=kind)
-    for kind in added:
-        settings |= _fields(kind)
-    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([setting.replace(kind=by_name) for setting in settings.values()])
-
-
-def _fields(kind: Any) -> dict[str, inspect.Parameter]:
-    """The fields of a group, and of groups in it, as parameters."""
-    types = get_type_hints(kind)
-    found: dict[str, inspect.Parameter] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        inner = types[name]
-        found |= _fields(inner) if is_dataclass(inner) else {name: parameter.replace(annotation=inner)}
+            found[name] = parameter.replace(annotation=kind, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return found
 
 

@@ -19,8 +19,7 @@ BYTES = 32
 
 def signed(text: str) -> str:
     """A configuration with its signature; without one where no key can be kept."""
-    _make_key()
-    key = _key()
+    key = _key() or _new_key()
     return f"{text}{MARK}{_digest(key, text)}\n" if key else text
 
 
@@ -58,18 +57,11 @@ def _key() -> bytes:
     return key if len(key) == BYTES else b""
 
 
-def _make_key() -> None:
+def _new_key() -> bytes:
+    """Make a key where there is no file of one. Of two processes that do so at once, one's stays."""
     with suppress(OSError, RuntimeError):  # nothing can be written there
         path = _path()
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = disk.scratch(path)
-            with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(BYTES))
-            try:
-                os.link(beside, path)
-            except FileExistsError:  # of two processes that do so at once, one's key stays
-                pass
-            except OSError:  # a file system without links
-                beside.replace(path)
-            beside.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(BYTES))
+    return _key()

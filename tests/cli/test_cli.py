@@ -1,10 +1,7 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
-import contextlib
 import json
 import os
-import pty
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, Cait, Forked, checkpoint, environment, python, rows
+from harness import SMALL, Cait, checkpoint, environment, python, rows
 from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -64,34 +61,6 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     shown = next(line for line in scored.stdout.splitlines() if "top-1" in line).split("│")
     assert float(shown[2].removesuffix(" % ")) == pytest.approx(best, abs=0.01)
     assert len(shown) == 5  # the average too
-
-
-def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_root: Path) -> None:
-    ours, theirs = pty.openpty()
-    arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=2", "--data.num_workers=0"]
-    brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
-    run = Forked(
-        [sys.executable, "-m", "cait", "fit", *arguments, *brief],
-        cwd=tmp_path,
-        env=environment() | {"TERM": "xterm", "COLUMNS": "80"},
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end, for a terminal
-        while part := os.read(ours, 1 << 16):
-            shown += part
-    os.close(ours)
-    assert run.wait() == 0, shown.decode()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    lines = re.split(r"[\r\n]+", text)
-    assert max(len(line) for line in lines if line.startswith(("epoch", "Validation"))) <= 80
-    figures = r"loss: \d\.\d{3}  acc1: \d+\.\d%"
-    assert re.search(rf"epoch 2/2 \S+ 4/4 {figures}", text)
-    ended = [line for line in lines if re.match(rf"epoch ./2  {figures}  .*val/acc1: \d+\.\d\d%  \d+\.\d s", line)]
-    assert [line[:9] for line in ended] == ["epoch 1/2", "epoch 2/2"]  # each stays above the bar
 
 
 def test_an_error_within_an_error_leaves_no_worker_behind(cait: Cait) -> None:
@@ -178,12 +147,6 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict", "export"))
-
-
-@pytest.mark.parametrize("verb", ["resume", "eval"])
-def test_our_verbs_have_a_usage_too(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main([verb, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: cait {verb} ")
 
 
 @pytest.mark.parametrize(

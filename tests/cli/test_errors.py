@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,6 @@ OPTIONS = {
     "--trainer.max_epochs -3": "max_epochs",
     "--trainer.max_epochs 0": "max_epochs 0 trains nothing",
     "--trainer.val_check_interval 0": "val_check_interval must be above 0, got 0",
-    "--seed_everything true": "--seed_everything must be a whole number, got True",
     "--trainer.strategy fsdp": "--trainer.strategy",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks cannot be 'EarlyStoping'",
@@ -117,6 +117,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_information() -> Iterator[None]:
+    """Lightning's handlers are pytest's here."""
+    logging.disable(logging.INFO)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"), ROWS, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
 )
@@ -125,7 +133,6 @@ def test_what_is_typed_wrong_gets_one_line(
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # whose handlers are pytest's here, not ours
     before = sorted(desk.rglob("*"))
     with pytest.raises(SystemExit) as stop:
         main(arguments)

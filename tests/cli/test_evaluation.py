@@ -91,20 +91,11 @@ def test_a_checkpoint_and_weights_are_scored_without_a_run(inside: Path, evaluat
     assert (found["weights"], found["step"], "ema" in found) == (best, None, False)
 
 
-def test_all_images_of_another_folder_are_scored(
-    inside: Path, evaluated: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where a run would hold out a tenth; of a folder with a split a line says what is scored."""
-    images = len(list(Path("v2").glob("*/*.jpeg")))
-    for root, count, words in (
-        ("named", images, f"{images:,} of {images:,} images of named are scored\n"),
-        (str(Path("data").absolute()), 300, ""),  # the run's own
-    ):
+def test_all_images_of_another_folder_are_scored(inside: Path, evaluated: dict) -> None:
+    """Also where a run would hold out a tenth."""
+    for root, count in (("named", len(list(Path("v2").glob("*/*.jpeg")))), (str(Path("data").absolute()), 300)):
         main(["eval", "mine", f"--data.root={root}", "--data.num_workers=0", "--output=other.json"])
         assert json.loads(Path("other.json").read_text())["raw"]["images"] == count
-        shown = capsys.readouterr().out
-        assert words in shown
-        assert bool(words) == ("are scored" in shown)
 
 
 def test_without_extras_loss_and_accuracy_are_scored(

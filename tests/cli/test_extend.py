@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import yaml
-from harness import DEVICES, REPO, Cait, checkpoint, rows, start
-from runs import assert_same, wait_for_steps
+from harness import DEVICES, REPO, Cait, checkpoint, ended, rows
+from runs import kill_and_resume
+
+pytestmark = pytest.mark.slow
 
 RUN = [
+    f"--config={REPO / 'configs/digits.yaml'}",
+    "--config=mine.yaml",
     *DEVICES,
     "--trainer.max_epochs=2",
     "--trainer.log_every_n_steps=1",
@@ -43,52 +43,27 @@ OWN = dict(
 def own(cait: Cait, tmp_path: Path) -> Path:
     """A folder with the digits and the user's own file."""
     shutil.copy(REPO / "tests/support/own_parts.py", tmp_path)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(OWN))
     return tmp_path
 
 
-@pytest.mark.slow
-def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(own: Path, cait: Cait) -> None:
-    (own / "mine.yaml").write_text(yaml.safe_dump(OWN))
-    fit = ["fit", f"--config={REPO / 'configs/digits.yaml'}", "--config=mine.yaml", *RUN]
-
-    whole = cait(*fit, "--run_name=whole")
-    assert whole.returncode == 0, whole.stderr
-    job = start(own, *fit, "--run_name=cut")
-    wait_for_steps(own / "logs/cut", 20, job)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    resumed = cait("resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same(own / "logs/cut", own / "logs/whole")
-
-    scored = cait("eval", "cut")
-    assert scored.returncode == 0, scored.stderr
-    scores = json.loads((own / "logs/cut/evaluation.json").read_text())
-    last = [row for row in rows(own / "logs/cut") if row["val/acc1"]]
-    assert scores["raw"]["acc1"] == pytest.approx(max(float(row["val/acc1"]) for row in last), abs=1e-3)
-    losses = [float(row["train/loss"]) for row in rows(own / "logs/cut") if row["train/loss"]]
+def test_it_trains_survives_a_kill_is_scored_and_predicts(own: Path, cait: Cait) -> None:
+    kill_and_resume(own, RUN, ended(own, "whole", RUN))
+    logged = rows(own / "logs/killed")
+    losses = [float(row["train/loss"]) for row in logged if row["train/loss"]]
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
-    assert scores["ema"]["images"] == 597
-    assert "f1" in whole.stdout
-    assert scores["raw"]["f1"] == pytest.approx(max(float(row["val/f1"]) for row in last), abs=1e-5)
-    assert scores["class_names"][:2] == ["zero", "one"]
-
-    images = own / "data/digits/val/3"
-    predicted = cait("predict", "cut", str(images), "--format=csv", "--output=predictions.csv")
+    assert cait("eval", "killed").returncode == 0
+    scores = json.loads((own / "logs/killed/evaluation.json").read_text())
+    for name, error in (("acc1", 1e-3), ("f1", 1e-5)):
+        best = max(float(row[f"val/{name}"]) for row in logged if row["val/acc1"])
+        assert scores["raw"][name] == pytest.approx(best, abs=error)
+    assert (scores["ema"]["images"], scores["class_names"][:2]) == (597, ["zero", "one"])
+    predicted = cait("predict", "killed", str(own / "data/digits/val/3"), "--format=csv")
     assert predicted.returncode == 0, predicted.stderr
-    with (own / "predictions.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))
-
-    exported = cait("export", "cut", "--format=onnx")
-    assert exported.returncode == 0, exported.stderr
-    session = onnxruntime.InferenceSession(own / "logs/cut/export/model.onnx")
-    logits = session.run(["logits"], {"images": np.zeros((3, 3, 16, 16), np.float32)})[0]
-    assert logits.shape == (3, 10)
 
 
-@pytest.mark.slow
 def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Path, cait: Cait) -> None:
-    settings = [f"--config={REPO / 'configs/digits.yaml'}", *DEVICES, "--data.num_workers=1", "--run_name=own"]
+    settings = [RUN[0], *DEVICES, "--data.num_workers=1", "--run_name=own"]
     short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=5", "--ema.decay=0.9"]
     begun = cait("fit", *settings, *short, "--trainer.callbacks+=own_parts.HalfEMA")
     assert begun.returncode == 0, begun.stderr

@@ -138,73 +138,13 @@ def test_a_folder_is_searched_as_in_training(
         Image.new("RGB", (8, 8)).save(name)
     for link, target in {"a/again": ".", "a/back": "..", "b": "../store", "c": "gone"}.items():
         Path("d", link).symlink_to(target)
-    assert list(_paths("d", None)) == ["d/a/1.png", "d/a/2.png", "d/b/4.png", "d/b/5.png"]
+    assert list(_paths("d")) == ["d/a/1.png", "d/a/2.png", "d/b/4.png", "d/b/5.png"]
     told = capsys.readouterr().err
     for words in ("hidden (1): ", "broken links (1): ", "already (2): "):
         assert words in told
     os.mkfifo("d/a/pipe.png")
     Path("d/a/gone.png").symlink_to("nowhere")
-    assert [*_paths("d/a", None)][-2:] == ["d/a/gone.png", "d/a/pipe.png"]  # rows that say so
-
-
-@pytest.fixture
-def elsewhere(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with the runs in it, which is the current one."""
-    (tmp_path / "logs").symlink_to(here / "logs")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_table_names_images_below_its_folder_or_the_runs_root(
-    elsewhere: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(here / "images/some more", "some more")
-    Path("photos").mkdir()  # where the run's images were
-    shutil.copy("some more/4.png", "photos/here.png")
-    names = ["0.jpg", "2.png", "here.png", "none.png", str(elsewhere / "some more/3.png"), ""]
-    table = Path("some more/listed.CSV")
-    table.write_text("label, Path\n" + "".join(f"any,{name}\n" for name in names), encoding="utf-8-sig")
-    main(["predict", "mixed", str(table), "--format=jsonl"])
-    rows = lines(capsys.readouterr().out)
-    found = ["some more/0.jpg", "some more/2.png", "photos/here.png", "photos/none.png", names[4]]
-    assert [row["path"] for row in rows] == found
-    assert [row["path"] for row in rows if "error" in row] == ["photos/none.png"]
-    for row in (rows[0], rows[2]):
-        most = expected(row["path"], ema=True).max().item()
-        assert row["predictions"][0]["probability"] == pytest.approx(most, abs=1e-5)
-    shutil.copy("logs/mixed/checkpoints/best.ckpt", "alone.ckpt")  # no run says where its images were
-    main(["predict", "alone.ckpt", str(table), "--format=jsonl"])
-    rows = lines(capsys.readouterr().out)
-    assert [row["path"] for row in rows if "error" in row] == ["some more/here.png", "some more/none.png"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("file,label\na.png,b\n", "table.csv has no column `path`, it has file, label"),
-        ("path,label\n", "table.csv names no images"),
-        ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "is no CSV file: unexpected end of data"),
-        (
-            "path,label\na.png,x\nb.png,terrier, brown\n",
-            "put quotes around a cell with a comma",
-        ),
-        (
-            "path,label\na.png,x\nb.png,Käse\n".encode("cp1252"),
-            "table.csv, line 3: the label K�se is not UTF-8; save the table as UTF-8",
-        ),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
-)
-def test_a_wrong_table_is_told_in_a_line(
-    text: str | bytes, told: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("table.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SystemExit) as stop:
-        main(["predict", "mixed", "table.csv", "images"])
-    assert stop.value.code == 2
-    line = capsys.readouterr().err
-    assert line.startswith("cait: error: table.csv")
-    assert told in line
+    assert [*_paths("d/a")][-2:] == ["d/a/gone.png", "d/a/pipe.png"]  # rows that say so
 
 
 @pytest.mark.parametrize(

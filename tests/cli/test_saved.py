@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from harness import SMALL, Cait, rows
-
-from cait.cli import main
 
 CONFIG = "logs/run/config.yaml"
 
@@ -26,7 +22,7 @@ def test_what_an_absent_extra_took_is_left_out_in_one_line(cait: Cait, tmp_path:
     assert done.returncode == 0, done.stderr
     path = tmp_path / CONFIG
     edit(gone={"every_n_steps": 5}, data={"gone": 3}, model={"gone": False})
-    resumed = cait("resume", "run", "--trainer.max_steps=4")
+    resumed = cait("resume", "run", "--trainer.max_steps=4", "--trust-config")
     assert resumed.returncode == 0, resumed.stderr
     lines = [line for line in (resumed.stdout + resumed.stderr).splitlines() if "left out" in line]
     reason = "because no extra that is here takes them"
@@ -36,27 +32,6 @@ def test_what_an_absent_extra_took_is_left_out_in_one_line(cait: Cait, tmp_path:
     assert [row["step"] for row in rows(tmp_path / "logs/run") if row["train/loss"]] == ["0", "1", "2", "3"]
     assert "gone" not in path.read_text()
     edit(model={"gone": 4})  # it may be one of a module of the user's own, and without it the run would be another
-    refused = cait("resume", "run", "--trainer.max_steps=5")
+    refused = cait("resume", "run", "--trainer.max_steps=5", "--trust-config")
     assert refused.returncode == 2
     assert "model.gone" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("data: {bach_size: 32}", "bach_size; did you mean --data.batch_size?"),
-        ("gone: {every_n_steps: 5}", "gone"),
-    ],
-)
-def test_a_configuration_of_the_users_own_is_taken_at_its_word(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A typo there is an error, and no extra that is gone."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["cait"])
-    Path("mine.yaml").write_text(text)
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *SMALL, "--config=mine.yaml", "--print_config"])
-    told = capfd.readouterr().err
-    assert stop.value.code == 2
-    assert re.fullmatch(rf"cait: error: .*{re.escape(message)}.*\n", told), told

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,9 +27,9 @@ os.environ["HF_HUB_CACHE"] = os.path.join(HOME.name, "hub")
 
 import pytest
 import rich
-from forked import REPO, Forked, environment, heed_ctrl_c
 from PIL import Image
 
+REPO = Path(__file__).parents[2]
 LIMIT = 1200
 """Seconds after which a process hangs, however slow the machine."""
 
@@ -136,29 +137,27 @@ def two_classes(tmp_path_factory: pytest.TempPathFactory, photographs: list[Imag
 
 
 Cait = Callable[..., subprocess.CompletedProcess[str]]
-KIND = Forked if sys.platform == "linux" else subprocess.Popen
-"""Of a process that need not import anew."""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests/support'}", "COLUMNS": "200"}
+
+
+def heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and nohup a hangup: so would their jobs."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, where nothing is imported yet."""
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT
-    )
+    return script("-c", cwd, code)
 
 
-def script(file: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a file in a process of its own, where `cait` is imported already."""
-    job = KIND(
-        [sys.executable, file, *arguments],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = job.communicate(timeout=LIMIT)
-    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+def script(file: str, folder: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a file in a process of its own."""
+    command = [sys.executable, file, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
 
 
 def start(
@@ -169,7 +168,7 @@ def start(
     stderr: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
     """Start `cait` in a process group of its own, behind `command`, as (sys.executable,), if there is one."""
-    return (subprocess.Popen if command else KIND)(
+    return subprocess.Popen(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
         cwd=folder,
         env=env or environment(),

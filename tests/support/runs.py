@@ -115,5 +115,4 @@ def slurm_task(folder: Path, rank: int, *arguments: str) -> subprocess.Popen:
     job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
     job |= dict(NODELIST="127.0.0.1", PROCID=str(rank), LOCALID=str(rank))
     slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
-    # Not forked: Lightning reads its rank off the environment when it is imported.
-    return start(folder, *arguments, env=environment() | slurm, command=(sys.executable,))
+    return start(folder, *arguments, env=environment() | slurm)

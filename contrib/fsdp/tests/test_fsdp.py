@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KIND, LIMIT, REPO, SMALL, Cait, ended, environment, free_port, rows, start
+from harness import LIMIT, REPO, SMALL, Cait, ended, environment, free_port, rows, start
 from runs import torchrun, wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -39,7 +39,7 @@ def pair(folder: Path, settings: dict | None = None, trainers: dict | None = Non
     """What both processes of fsdp_pair.py found."""
     port = free_port()
     jobs = [
-        KIND(
+        subprocess.Popen(
             [
                 sys.executable,
                 str(Path(__file__).with_name("fsdp_pair.py")),

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from harness import KIND, LIMIT, environment
+from harness import LIMIT, environment
 
 from cait.cli import main
 from cait.errors import UserError
@@ -175,7 +175,6 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    monkeypatch.setattr(subprocess, "Popen", KIND)
     with pytest.raises(SystemExit):
         main(["study", f"--grid={grid_file}", "--size=two", "--out=other", "--jobs=1", "--model.lrr=1"])
     told = capfd.readouterr().err

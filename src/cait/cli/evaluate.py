@@ -15,7 +15,7 @@ from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
 from cait.errors import UserError, console
-from cait.guards import configurations
+from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import values
@@ -29,8 +29,9 @@ Score a network on the validation set, with the raw weights and with their movin
 RUN is a name in logs/ or the path of a folder. It means the run's best checkpoint, or
 --ckpt_path FILE, and every image counts, whatever part of them training looked at.
 evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class.
---trust-config runs your own parts, package.module:name, that config.yaml names. Code in a
-stranger's run may do anything. `cait eval --help=all` lists every setting.
+--trust-config scores a run that somebody else has started, or whose config.yaml you have changed.
+Read config.yaml first: the code that it names may do anything. `cait eval --help=all` lists every
+setting.
 
 """
 
@@ -83,14 +84,13 @@ def evaluate(arguments: list[str], program: Program) -> None:
         folder, given = split_run("eval", given)
         settings = [*_settings_of(folder, given, program.processes.several()), *given]
     from cait.cli.lightning import CaiTCLI
-    from cait.guards import trust
 
     class ScoringCLI(CaiTCLI):
         def validate(self, **arguments: Any) -> None:
             Scoring(self, folder).run(arguments)
 
-    with trust.only_known(settings, given, trusted, builds=False) as configs:
-        ScoringCLI(["validate", *settings], program, configs)
+    with trust.only_own(trusted):
+        ScoringCLI(["validate", *settings], program, trust.own_settings(settings))
 
 
 def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
@@ -110,14 +110,14 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
         settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
     root = options.get("data.root")  # this or the run's own, which may have grown since
-    if held_out.is_file() and "data.val_list" not in options and (root is None or _is_root_of(folder, root)):
+    if held_out.is_file() and "data.val_list" not in options and (root is None or _has_all(root, held_out)):
         settings.append(f"--data.val_list={held_out}")
     return settings
 
 
-def _is_root_of(folder: Path, root: str | Path) -> bool:
-    """Whether a run has trained on this folder."""
-    return os.path.realpath(root) == os.path.realpath(saved.data_settings(folder).get("root", ""))
+def _has_all(root: str, held_out: Path) -> bool:
+    """Whether all images that a run has held out are below `root`, as in its own folder or a copy."""
+    return all(os.path.exists(os.path.join(root, row["path"])) for _, row in disk.read_csv(held_out, str(held_out)))
 
 
 class Scoring:
@@ -156,27 +156,13 @@ class Scoring:
                 scorer.show(result)
 
     def _choose_images(self) -> None:
-        """Score all images of a folder that the run has not trained on, and say how many.
-
-        Of class folders without a split a run holds out a part, and one that is scored on them alone must not.
-        """
+        """Score all images of another folder than the run's: its training has seen none of them."""
         source, root = self.data.source, self.data.root
-        if not isinstance(source, FolderSource) or (self.folder and _is_root_of(self.folder, root)):
+        if self.folder is None or not isinstance(source, FolderSource) or self.config.data.val_list is not None:
             return
-        if self.folder and source.holds_out and self.config.data.val_list is None and not self._holds_out(source):
+        own = saved.data_settings(self.folder).get("root", "")
+        if source.holds_out and os.path.realpath(root) != os.path.realpath(own):
             source.hold_out_all()
-        if self.trainer.is_global_zero:
-            total = len({path for path, _ in (*source.train, *source.val)})
-            print(f"{len(source.val):,} of {total:,} images of {root} are scored")
-
-    def _holds_out(self, source: FolderSource) -> bool:
-        """Whether the run has held out just the images that `source` holds out, as of a copy of its own folder."""
-        assert self.folder is not None
-        held_out, start = self.folder / rundir.VALIDATION, len(str(source.root)) + 1
-        if not held_out.is_file():
-            return False
-        listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
-        return listed == {path[start:] for path, _ in source.val}
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""

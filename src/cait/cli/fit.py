@@ -16,8 +16,8 @@ usage: cait resume RUN [options of fit]
 Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name in logs/ or
 the path of a folder. What you give now wins over the run's own settings.
 
-  --trust-config   run code that the run's config.yaml names: your own parts, package.module:name,
-                   and classes of the Trainer. Code in a stranger's run may do anything."""
+  --trust-config   continue a run that somebody else has started, or whose config.yaml you have
+                   changed. Read config.yaml first: the code that it names may do anything."""
 
 
 def fit(arguments: list[str], program: Program) -> None:
@@ -41,8 +41,9 @@ def resume(arguments: list[str], program: Program) -> None:
     from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 
-    with trust.only_known(arguments, given, trusted, True, program.processes.of_first) as configs:
-        CaiTCLI(arguments, program, configs)
+    with trust.only_own(trusted):
+        own_settings = trust.own_settings(arguments, program.processes.of_first)
+    CaiTCLI(arguments, program, own_settings)
 
 
 def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]:

@@ -18,24 +18,24 @@ import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
-from cait import ckpt, disk, plugins, signature, yaml_reader
+from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
-from cait.guards import configurations, failures, trainer_checks
+from cait.guards import configurations, refusals, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
-from cait.guards.run_lock import RunLock, shared
+from cait.guards.run_lock import RunLock
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
-from cait.settings import flatten
+from cait.settings import Settings, flatten
 from cait.train.ema import EMA
 from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
@@ -70,31 +70,25 @@ OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 """How settings end that may differ from machine to machine of a run."""
 
 
-class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when a run begins; of a resumed one when training begins, so that a refusal leaves it alone.
+class SaveConfig(Callback):
+    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone.
 
-    The file is whole at any moment. Its signature says that the run is this account's own. A new run's file is
-    signed, and the signature holds unless somebody else changes the file.
+    Args:
+        parser: of the settings.
+        config: the settings.
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        pass
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path is None:
-            self._write(trainer)
+    def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
+        self.parser, self.config = parser, config
+        for line in parser.dump(config, skip_none=False).splitlines():
+            if "Unable to serialize instance" in line:  # a resumed run could not read it back
+                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path is not None:
-            self._write(trainer)
-
-    def _write(self, trainer: Trainer) -> None:
-        path = Path(trainer.default_root_dir) / rundir.CONFIG
-        text = self.parser.dump(self.config, skip_none=False)
         if not trainer.is_global_zero:
             return
-        if not path.exists() or signature.own_text(path):
-            text = signature.signed(text)
+        path = Path(trainer.default_root_dir) / rundir.CONFIG
+        text = signature.signed(self.parser.dump(self.config, skip_none=False))
         if not path.exists() or disk.read_text(path) != text:
             with disk.whole(path) as beside:
                 beside.write_text(text)
@@ -106,7 +100,7 @@ class CaiTCLI(LightningCLI):
     Args:
         arguments: a verb of LightningCLI and its options.
         program: what `cait` was started with.
-        configs: the configurations of a verb that takes a run, read once.
+        own_settings: the settings of runs, by their files, which have been read already; see `cait.guards.trust`.
 
     Raises:
         UserError: bad input, or a setting that Lightning refuses.
@@ -117,11 +111,12 @@ class CaiTCLI(LightningCLI):
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
 
-    @failures.in_one_line()
+    @refusals.in_one_line()
+    @refusals.without_full_disks_of_threads()
     def __init__(
-        self, arguments: list[str], program: Program, configs: Mapping[Path, configurations.SavedConfig] | None = None
+        self, arguments: list[str], program: Program, own_settings: Mapping[Path, Settings] | None = None
     ) -> None:
-        self.configs = configs or {}
+        self.own_settings = own_settings or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
         _hide_noise()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
@@ -141,7 +136,7 @@ class CaiTCLI(LightningCLI):
         except BaseException as error:
             if self.lock:
                 self.lock.roll_back()
-            if reason := failures.in_restoring(error):
+            if reason := refusals.in_restoring(error):
                 raise UserError(f"{self.checkpoint} cannot be continued from: {reason}") from error
             raise
         if self.lock:
@@ -162,67 +157,41 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
-        shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
-
-    def instantiate_classes(self) -> None:
-        try:
-            super().instantiate_classes()
-        except ValueError as error:  # jsonargparse's own message would be long
-            from cait.guards import refusals
-
-            if reason := refusals.cannot_make(str(error)):
-                raise UserError(reason) from error
-            raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         arguments = configurations.join_values(self.arguments)
         for place, argument in enumerate(arguments):
             for path in configurations.config_files([argument]):
-                if (config := self.configuration(path)) is not None:
+                if (config := self._settings_in(path)) is not None:
                     text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
                     arguments[place] = f"--config={text}"
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            from cait.guards import refusals
-
             words = [VERBS[self.arguments[0]], *self.arguments[1:]]
             raise UserError(refusals.explain(str(error), words, self._known())) from error
-        seed = self.config[self.config.subcommand].seed_everything
-        if isinstance(seed, bool):  # Lightning takes true as a random seed, false as none
-            raise UserError(f"--seed_everything must be a whole number, got {seed}")
         if self.config.subcommand == "fit":
             trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
-            self._check_saved()
-
-    def _check_saved(self) -> None:
-        """Refuse settings that a resumed run could not read back from its config.yaml."""
-        for line in self._parser("fit").dump(self.config.fit, skip_none=False).splitlines():
-            if "Unable to serialize instance" in line:
-                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
         return list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
 
-    def configuration(self, path: Path) -> dict[str, Any] | None:
-        """The settings that a file of --config stands for; None takes it as it is written.
+    def _settings_in(self, path: Path) -> Settings | None:
+        """The settings of a configuration that the verb takes; None takes the file as it is written.
 
         Raises:
             UserError: it is no configuration.
         """
-        found = self.configs.get(path) or configurations.read(path)
-        config = configurations.settings(path, found.text)
+        config = self.own_settings[path] if path in self.own_settings else configurations.settings(path)
+        trains = self.arguments[0] == "fit"
         if path.name == rundir.CONFIG:
-            from cait.cli import saved
-
-            config, left_out = saved.without_absent(config, self._known())
-            if left_out:
+            config, left_out = configurations.without_absent(config, self._known())
+            if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
-        elif found.limit is None:
+        elif trains:
             return None
-        return found.limit(config, self._known()) if found.limit else config
+        return config if trains else configurations.without_classes(config)
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -236,12 +205,9 @@ class CaiTCLI(LightningCLI):
                 raise UserError(f"nothing to score: {ways}")
         else:
             self.checkpoint = config.ckpt_path
-            ckpt.check_exists(config.ckpt_path)
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
-            if self.config.subcommand == "fit":
-                trainer_checks.check_length(config.trainer, checkpoint, config.ckpt_path)
 
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
@@ -276,9 +242,6 @@ class CaiTCLI(LightningCLI):
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        holder = self.processes.agree(self.lock.owner if self.lock else "")[0]
-        lost = f"{run_dir} is not the folder of {holder}; all nodes must share it"
-        self.processes.agree(trouble=lost if holder and not shared(run_dir, holder) else "")
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -330,8 +293,8 @@ class CaiTCLI(LightningCLI):
 
     def _facts(self) -> dict[str, str]:
         """What all processes of a run must have alike, on whatever machines."""
-        saved = self._parser("fit").dump(self.config.fit, skip_none=False)
-        settings = flatten(yaml_reader.load(saved, "the settings"))
+        dumped = self._parser("fit").dump(self.config.fit, skip_none=False)
+        settings = flatten(configurations.load(dumped, "the settings"))
         start = f"{Path(self.checkpoint or '').name} at step {self.checkpoint_step}"
         facts = self.datamodule.facts() | {"code": _code_version(), "torch": torch.__version__, "checkpoint": start}
         return facts | {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(OWN)}
@@ -340,7 +303,6 @@ class CaiTCLI(LightningCLI):
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         trainer_checks.check_numbers(given)
-        trainer_checks.check_modes(_listed(given.callbacks), self.model.val_metrics.own)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable
+from cait.guards import trust
 from cait.run import rundir
 from cait.settings import Settings
 
@@ -67,8 +68,6 @@ def load(
         UserError: there is no such run, or it cannot be used.
     """
     path, folder = checkpoint_of(str(source), "load")
-    from cait.guards import trust
-
     with trust.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
     module, data = loaded.module, loaded.data
@@ -157,7 +156,6 @@ def _data_settings(folder: Path | None, hparams: Settings, state: dict[str, Any]
 
 def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
-    from cait.guards import trust
     from cait.train.module import CaiTModule
 
     average = ckpt.average(checkpoint) if ema else {}

@@ -8,7 +8,6 @@ import csv
 import itertools
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +17,10 @@ from typing import IO, Any
 from rich.progress import Progress
 
 from cait import disk
-from cait.cli import loading, saved
+from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import CONTROL, UserError, console, printable
+from cait.guards import trust
 from cait.run.program import Program
 
 WIDEST = 48
@@ -38,9 +38,7 @@ def predict(arguments: list[str], program: Program) -> None:
     if given.output:
         disk.check_output(given.output)
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
-    from cait.guards import trust
-
-    paths = [path for place in given.images for path in _paths(place, folder)]
+    paths = [path for place in given.images for path in _paths(place)]
     if not paths:
         raise UserError("no names on standard input")
     with trust.only_own(given.trusted):
@@ -52,7 +50,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    images = "files, folders, a table with a column path (.csv), or - for names on standard input"
+    images = "files, folders, or - for names on standard input"
     options.add_argument("images", metavar="IMAGE", nargs="+", help=images)
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     most = "classes of each image; default 5, or all that seem right where images have several"
@@ -68,35 +66,15 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return given
 
 
-def _paths(place: str, run: Path | None) -> Iterable[str]:
-    """The images of a file, a folder, a table or standard input, in their order.
-
-    Raises:
-        UserError: a folder or a table holds no image.
-    """
+def _paths(place: str) -> Iterable[str]:
+    """The images of a file, a folder or standard input, in their order. Raises UserError if a folder holds none."""
     from cait.data.folder import scan_flat
 
     if place == "-":
         return filter(None, os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n"))
     if os.path.isdir(place):
         return (path for path, _ in scan_flat(Path(place)))
-    if place.lower().endswith(".csv"):
-        return _listed(Path(place), run)
     return [place]  # a missing file gets a row too
-
-
-def _listed(table: Path, run: Path | None) -> Iterator[str]:
-    """The images that a table names, below its own folder or, if they are not there, below the run's data root."""
-    from cait.data.folder import spelled
-
-    names = [row["path"] for _, row in disk.read_csv(table, str(table)) if row["path"]]
-    if not names:
-        raise UserError(f"{table} names no images")
-    near = table.parent
-    far = Path(saved.data_settings(run).get("root", "")) if run else near
-    for name in names:
-        path = near / spelled(near, name)
-        yield str(path if path.exists() else far / spelled(far, name))
 
 
 def _rows(
@@ -171,24 +149,21 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
 
 
 def _table(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
-    """Rows as they come, in columns that fit a terminal."""
+    """Rows as they come, in columns."""
     width = min(max(map(len, paths)), WIDEST)
     label = min(max(map(len, loaded.class_names)), WIDEST // 2)
-    columns = shutil.get_terminal_size().columns if file.isatty() else None
     for row in rows:
         path = printable(row["path"])
         path = path if len(path) <= width else f"…{path[1 - width :]}"
         if "error" in row:
-            line = f"{path:<{width}}  unreadable"
+            line = "unreadable"
         elif not row["predictions"]:
-            line = f"{path:<{width}}  no class"
+            line = "no class"
         else:
             first, *others = row["predictions"]
             more = ", ".join(f"{other['class']} {other['probability']:.1%}" for other in others)
-            line = f"{path:<{width}}  {first['class']:<{label}} {first['probability']:6.1%}  {more}".rstrip()
-        if columns and len(line) > columns:
-            line = f"{line[: columns - 1]}…"
-        print(line, file=file)
+            line = f"{first['class']:<{label}} {first['probability']:6.1%}  {more}".rstrip()
+        print(f"{path:<{width}}  {line}", file=file)
 
 
 def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:

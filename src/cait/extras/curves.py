@@ -62,7 +62,7 @@ def csv_rows(path: Path, why: str) -> list[dict[str, str]]:
         UserError: the file is missing, for the reason `why`, or is no table.
     """
     try:
-        lines = disk.read_text(path, within=path.parent).split("\n")[:-1]
+        lines = disk.read_text(path).split("\n")[:-1]
         return list(csv.DictReader(lines, restval=""))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {why}") from error

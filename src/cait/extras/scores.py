@@ -32,7 +32,7 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """
     path = folder / rundir.EVALUATION
     try:
-        about: dict[str, Any] = disk.read_json(path, ABOUT, folder)
+        about: dict[str, Any] = disk.read_json(path, ABOUT)
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
     except UserError as error:

@@ -1,17 +1,26 @@
-"""The configurations that a command line names: which files they are, and whether each is one."""
+"""The configurations that a command line names: which files they are, and the settings in them.
+
+One reader of YAML serves all verbs: a text may be a stranger's, and small as it is grow without end.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from cait import CONFIGS, disk, plugins, signature, yaml_reader
-from cait.errors import UserError
+import yaml
 
+from cait import CONFIGS, disk, plugins
+from cait.errors import UserError, one_line, printable
+from cait.settings import Settings, flatten
+
+MOST_BYTES, DEEPEST = 1 << 20, 50
+"""What a configuration may have: bytes, and levels."""
 LINKED = {
     "model.img_size": "give --data.img_size",
     "model.mean": "give --data.mean",
@@ -22,16 +31,12 @@ LINKED = {
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""
-
-
-class SavedConfig(NamedTuple):
-    """A configuration of a command line, read once: what was checked is what is used."""
-
-    text: str
-    own: bool
-    """Whether this account has signed it."""
-    limit: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]] | None = None
-    """Called with its settings and the names of all that there are; returns those that may be used."""
+CLASSES = ("callbacks", "logger", "plugins", "profiler")
+"""Settings of the Trainer that name classes."""
+WORDS = ("accelerator", "strategy")
+"""Those that may be one of Lightning's words too, such as "ddp"."""
+OFF: tuple[Any, ...] = (None, False, [], {})
+"""Values of a setting that does nothing."""
 
 
 def join_values(arguments: Iterable[str]) -> list[str]:
@@ -97,25 +102,19 @@ def is_overlay(path: Path) -> bool:
     if path.parent.name == "trainer":
         return True
     try:
-        content = yaml_reader.load(read_text(path), path)
+        content = load(read_text(path), path)
     except (OSError, UserError):  # no file or no YAML, which the parser reports
         return False
     added = {setting.name.partition(".")[0] for setting in plugins.settings()}
     return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
 
 
-def read(path: Path) -> SavedConfig:
-    """Read a configuration, once. Raises UserError if it is no text."""
-    text = read_text(path)
-    return SavedConfig(text, signature.is_own(text))
-
-
 def read_text(path: Path) -> str:
     """The text of a configuration. Raises UserError if it is no text."""
-    return disk.read_text(path, yaml_reader.MOST_BYTES)
+    return disk.read_text(path, MOST_BYTES)
 
 
-def settings(path: Path, text: str | None = None) -> dict[str, Any]:
+def settings(path: Path, text: str | None = None) -> Settings:
     """The settings in a configuration.
 
     Args:
@@ -124,7 +123,7 @@ def settings(path: Path, text: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: it is no YAML, holds no settings, or sets one that follows another.
     """
-    content = yaml_reader.load(read_text(path) if text is None else text, path)
+    content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     groups = {group: part for group, part in content.items() if isinstance(part, dict)}
@@ -132,3 +131,71 @@ def settings(path: Path, text: str | None = None) -> dict[str, Any]:
         if name in LINKED:  # the parser would silently ignore it
             raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
     return content
+
+
+def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
+    """(`config` without the settings of extras that are not here, names of those left out that were set)
+
+    Args:
+        known: every setting and group of settings of the verb, as "model" and "model.lr".
+    """
+    kept = {name: value for name, value in config.items() if name in known}
+    for group in {"data", "model"} & kept.keys():
+        if isinstance(settings := kept[group], dict):
+            # One of the model that is set stays, and is refused: without it the run would be another.
+            must_stay = {key for key, value in settings.items() if group == "model" and value}
+            kept[group] = {key: settings[key] for key in settings if f"{group}.{key}" in known or key in must_stay}
+    held = flatten(kept)
+    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
+
+
+def without_classes(config: Settings) -> Settings:
+    """`config` without what makes the Trainer build a class, which scoring does not need."""
+    trainer = config.get("trainer")
+    if not isinstance(trainer, dict):
+        return config
+    classes = {*CLASSES, *(name for name in WORDS if "." in str(trainer.get(name)))}
+    return config | {"trainer": {name: trainer[name] for name in trainer.keys() - classes}}
+
+
+class Loader(yaml.CSafeLoader):
+    """Builds plain values alone, and refuses a key that is there twice: YAML would keep only the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, count in keys.items() if count > 1]:
+            raise _refused(f"{twice[0]} is there twice", node)
+        return super().construct_mapping(node, deep)
+
+
+def load(text: str, source: Path | str) -> Any:
+    """The value that a YAML text stands for. `source` names it in errors.
+
+    Raises:
+        UserError: it is no YAML, deeper than `DEEPEST`, or has control characters or aliases, which may grow.
+    """
+    try:
+        _check_before_building(text)
+        return yaml.load(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{source} is not YAML{place}: {error.problem or error.context}") from error
+    except Exception as error:  # a value may have a tag that it does not fit, as `!!int x`
+        raise UserError(f"{source} is not YAML: {one_line(error)}") from error
+
+
+def _check_before_building(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise _refused(f"it has more than {DEEPEST} levels", event)
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(f"in the place of *{event.anchor} write what it stands for", event)
+        if isinstance(event, yaml.ScalarEvent) and printable(plain := " ".join(event.value.split())) != plain:
+            raise _refused("a control character", event)
+
+
+def _refused(problem: str, place: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)

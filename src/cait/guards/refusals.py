@@ -1,14 +1,80 @@
-"""What jsonargparse refuses on a command line or in a configuration, in one line that names file, key and value."""
+"""What jsonargparse, Lightning and torch refuse, shortened to one line: it names file, key and value, and a remedy."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
+import lightning
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
 from cait import CONFIGS
-from cait.errors import did_you_mean, one_line
+from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
 from cait.guards.configurations import LINKED, config_files, settings
 from cait.settings import flatten
+
+IN_WORDS = {
+    "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
+    "auto or cpu, and look at what nvidia-smi says",
+    "parameters that were not used in producing the loss": "the network has parameters that the loss does not reach, "
+    "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
+}
+"""A part of what Lightning says, and what a user needs to know instead."""
+
+
+@contextlib.contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn errors of Lightning and torch that a user can mend into a UserError.
+
+    Raises:
+        UserError: a setting that Lightning refuses, or too little memory.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, RuntimeError, MisconfigurationException) as error:
+        if re.search(r"out of memory|can't allocate memory", str(error)):
+            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+            raise UserError(
+                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
+                "take a smaller model, or add --model.grad_checkpointing true"
+            ) from error
+        words = next((words for said, words in IN_WORDS.items() if said in str(error)), _cannot_make(str(error)))
+        *_, last = traceback.extract_tb(error.__traceback__)
+        is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
+        if words or is_lightnings or isinstance(error, MisconfigurationException):
+            raise UserError(words or one_line(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def without_full_disks_of_threads() -> Iterator[None]:
+    """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
+    before = threading.excepthook
+
+    def tell(given: threading.ExceptHookArgs) -> None:
+        if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
+            before(given)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def in_restoring(error: BaseException) -> str:
+    """What an error says that arose while Lightning put a checkpoint's states back; empty for any other."""
+    calls = traceback.extract_tb(error.__traceback__)
+    restoring = any(call.filename.endswith("checkpoint_connector.py") and "restore" in call.name for call in calls)
+    if isinstance(error, UserError | OSError) or not isinstance(error, Exception) or not restoring:
+        return ""
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def explain(message: str, arguments: list[str], known: list[str]) -> str:
@@ -39,7 +105,7 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
     return line
 
 
-def cannot_make(message: str) -> str:
+def _cannot_make(message: str) -> str:
     """jsonargparse's error about a class path whose object cannot be made; empty for any other error."""
     line = one_line(message)
     if found := re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - | Given value|$)", line):
@@ -70,7 +136,7 @@ def _file_with(key: str, arguments: list[str]) -> str:
 
 def _shortened(reason: str) -> str:
     """Why a setting cannot have its value: what it takes instead of it."""
-    if made := cannot_make(reason):
+    if made := _cannot_make(reason):
         return f"fails: {made}"
     value = re.search(r"(?:Got|Given) value: ?(.*)$", reason)
     types = re.search(r"Subtypes: \[(.*)\] Errors: |Expected an? (.*?)\. Got value", reason)

@@ -1,11 +1,8 @@
-"""One process at a time trains in a run's folder, and all processes of a run must see the same folder."""
+"""One process at a time trains in a run's folder."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cait import disk
 from cait.errors import UserError
 from cait.file_lock import acquire
-from cait.run.rundir import FINISHED, LOCK, OWNER
-
-SECONDS = 10.0
-"""Time that a network file system may need to show a change to another node."""
+from cait.run.rundir import FINISHED, LOCK
 
 PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
@@ -41,10 +35,8 @@ class RunLock(Callback):
         try:
             self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
-            raise UserError(f"{run_dir} is being trained by {_owner(run_dir) or 'another process'}") from error
-        self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
-        self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
-        (run_dir / OWNER).write_text(self.owner)
+            raise UserError(f"{run_dir} is being trained by another process") from error
+        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
@@ -60,35 +52,12 @@ class RunLock(Callback):
 
     def roll_back(self) -> None:
         """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
-        if self._trained:
-            self.release()
-            return
-        for path in self.run_dir.iterdir():
-            if path.name not in self._before | {LOCK}:
-                disk.remove(path)
+        if not self._trained:
+            for path in self.run_dir.iterdir():
+                if path.name not in self._before | {LOCK}:
+                    disk.remove(path)
         self.release()
-        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
-            for name in (LOCK, OWNER):
-                (self.run_dir / name).unlink(missing_ok=True)
+        if not (self._trained or self._before):
+            (self.run_dir / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()
-
-
-def _owner(run_dir: Path) -> str:
-    """Who holds the folder, or held it last, as the file there says; empty if unknown."""
-    try:
-        return disk.read_text(run_dir / OWNER)
-    except (OSError, UserError):
-        return ""
-
-
-def shared(run_dir: Path, holder: str) -> bool:
-    """Whether `holder` holds this very folder. Other processes ask this, perhaps on other nodes."""
-    end = time.monotonic() + SECONDS
-    while _owner(run_dir) != holder:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-        if run_dir.parent.is_dir():
-            os.listdir(run_dir.parent)  # makes NFS look again
-    return True

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from lightning.pytorch.utilities import rank_zero_info
 
-from cait import ckpt
 from cait.errors import UserError
-from cait.progress import Position
-from cait.train.metrics import best_mode
 from cait.train.schedule import ScheduleSettings
 
 
 def check_numbers(given: Any) -> None:
-    """Refuse numbers that Lightning silently accepts or fails on later.
+    """Refuse settings of the Trainer that Lightning silently accepts or fails on later.
 
     Args:
         given: the Trainer's settings, as the command line has them.
@@ -29,16 +23,13 @@ def check_numbers(given: Any) -> None:
     Raises:
         UserError: it names the setting and its value.
     """
-    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+    for name in ("max_epochs", "max_steps"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0 trains nothing")
-    if given.accumulate_grad_batches is not None and given.accumulate_grad_batches < 1:
-        raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
-    if isinstance(interval, int | float):
-        if interval <= 0:
-            raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
-    elif interval is not None:  # each process would go by its own clock, and a resumed run by another one
+    if isinstance(interval, int | float) and interval <= 0:
+        raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
+    if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
@@ -67,32 +58,11 @@ def check_callbacks(given: Any) -> None:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
 
 
-def check_modes(callbacks: list[Callback], own: Mapping[str, Any]) -> None:
-    """Warn of a callback that takes the worst value of a metric for the best; Lightning's own default is "min"."""
-    for callback in callbacks:
-        if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
-            best = best_mode(callback.monitor, own) or callback.mode
-            if callback.mode != best:
-                name, given = type(callback).__name__, f"{callback.mode} of {callback.monitor}"
-                rank_zero_info(f"warning: {name} takes the {given} for the best; give it mode: {best}")
-
-
 def check_rates(schedule: ScheduleSettings, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
     peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
     if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
-
-
-def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
-    """Refuse a run that would end before the point that its checkpoint has reached."""
-    if "loops" not in checkpoint:
-        return
-    epochs, _, steps = Position.saved(checkpoint)
-    done = {"max_epochs": epochs, "max_steps": steps}
-    for name, count in done.items():
-        if given[name] is not None and 0 < given[name] < count:
-            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")
 
 
 def check_strategy(given: str | Strategy) -> None:
@@ -109,7 +79,7 @@ def _check_type(kind: type) -> None:
 
 
 def check_trainer(trainer: Trainer, trains: bool, sync_batchnorm: bool) -> None:
-    """Refuse what the strategy cannot do, by its method `check` if it has one; report devices that stay idle."""
+    """Refuse what the strategy cannot do, by its method `check` if it has one, and processes that are missing."""
     _check_type(type(trainer.strategy))
     if hasattr(trainer.strategy, "check"):
         trainer.strategy.check(trainer.precision, sync_batchnorm)
@@ -123,6 +93,3 @@ def check_trainer(trainer: Trainer, trains: bool, sync_batchnorm: bool) -> None:
         raise UserError(
             f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
         )
-    count = trainer.accelerator.auto_device_count()
-    if trainer.num_devices < count:
-        rank_zero_info(f"training on {trainer.num_devices} of {count} devices; --trainer.devices {count} takes all")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +75,30 @@ def load_weights(
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
       a checkpoint of our runs whose classes are not `own_classes`.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
+    network it names that one, if the file does.
     """
     state, saved_classes = read_weights(path, ema)
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             state.pop(key, None)
-    return _load(model, state, str(path))
+    try:
+        return _load(model, state, str(path))
+    except UserError as error:
+        name = _named(Path(path))
+        raise UserError(f"{error}; it is of {name}" if name else str(error)) from error
+
+
+def _named(path: Path) -> str | None:
+    """The network that a file of weights names, or timm's config.json beside it; None if neither does."""
+    with suppress(UserError, OSError):
+        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]
+    content = _read(path)
+    own = content.get("hyper_parameters") if isinstance(content, dict) else None
+    if isinstance(own, dict) and isinstance(own.get("name"), str):
+        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
+    theirs = content.get("arch") if isinstance(content, dict) else None  # of timm's training script
+    return TIMM + theirs if isinstance(theirs, str) else None
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:

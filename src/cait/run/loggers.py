@@ -28,7 +28,7 @@ class RunCSVWriter(ExperimentWriter):
         """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
         path = Path(self.metrics_file_path)
         try:
-            text = disk.read_text(path, within=path.parent) if path.exists() else ""
+            text = disk.read_text(path) if path.exists() else ""
             rows = [*csv.DictReader(text.split("\n")[:-1])]  # a crash tears the last line
         except (UserError, csv.Error):
             rows = []

@@ -19,7 +19,7 @@ EVALUATION = "evaluation.json"
 VALIDATION = "validation.csv"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
-LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
+LOCK, FINISHED = ".lock", ".finished"
 # In its folder of checkpoints.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

@@ -42,7 +42,6 @@ class Annotations:
             raise UserError(f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds")
 
 
-LEARNT = ("data.labels",)
 GROUPS = {"data": "cait.extras.annotations:Annotations"}
 MULTI_LABEL = "multi_label"
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}

@@ -27,7 +27,6 @@ class Catalog:
     """Column of the classes in a Hugging Face set."""
 
 
-LEARNT = ("data.input_key", "data.target_key")
 GROUPS = {"data": "cait.extras.catalog:Catalog"}
 
 

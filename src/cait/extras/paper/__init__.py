@@ -14,7 +14,6 @@ VERBS = {
     ),
 }
 SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
-LEARNT = ("paper_row",)
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

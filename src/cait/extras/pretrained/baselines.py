@@ -89,7 +89,7 @@ def _of_run(trainer: Trainer) -> tuple[str, float, str]:
 def read(folder: Path) -> Scores | None:
     """What the file holds; None if it is not there, UserError if it is damaged."""
     try:
-        return disk.read_json(folder / FILE, SHAPE, folder)
+        return disk.read_json(folder / FILE, SHAPE)
     except OSError:
         return None
 

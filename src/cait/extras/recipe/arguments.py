@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from cait import plugins, yaml_reader
+from cait import plugins
 from cait.cli.options import asks_for_help
 from cait.data.folder import NEEDS_HEIF, FolderSource
 from cait.data.listing import HEIF
@@ -176,7 +176,7 @@ def _value(name: str, text: str) -> Any:
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
     try:
-        return yaml_reader.load(text, f"--{name}")
+        return configurations.load(text, f"--{name}")
     except UserError:
         return text
 

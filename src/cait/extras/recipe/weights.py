@@ -76,8 +76,8 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
     if ckpt.average(ckpt.read_checkpoint(path)):
         settings["model.weights_ema"] = True
-    fields = {"model": {"fields": model.get("fields") or {}}}
-    fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"].get("fields", {})
+    fields = model.get("fields") or {}
+    trust.check_code(rundir.config(folder), fields, folder)
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

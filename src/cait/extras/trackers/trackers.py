@@ -57,7 +57,7 @@ def tracker(name: str, settings: Mapping[str, Any], run_dir: Path, resumed: bool
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
     path = run_dir / f"{name}.json"
-    known = disk.read_json(path, {"id": str}, run_dir)["id"] if resumed and path.is_file() else None
+    known = disk.read_json(path, {"id": str})["id"] if resumed and path.is_file() else None
     try:
         logger, id = LOGGERS[name](run_dir, known, dict(settings))
         _ = logger.experiment

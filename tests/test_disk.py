@@ -1,0 +1,74 @@
+"""Files that are whole after a kill, and tables of images as people save them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cait import disk
+from cait.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("file,label\na.png,b\n", "it has no column `path`, it has file, label"),
+        ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "is no CSV file: unexpected end of data"),
+        (
+            "path,label\na.png,x\nb.png,terrier, brown\n",
+            "line 3: more cells than the header has; put quotes around",
+        ),
+        (
+            "path,label\nb.png,Käse\n".encode("cp1252"),
+            "line 2: the label K\N{REPLACEMENT CHARACTER}se is not UTF-8",
+        ),
+    ],
+)
+def test_a_wrong_table_is_told_in_a_line(text: str | bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "it.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=words):
+        list(disk.read_csv(tmp_path / "it.csv", "it"))
+
+
+def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    (tmp_path / "it.csv").write_text("label, Path\nx,0.jpg\n\ny,\udcff.jpg\n", "utf-8-sig", "surrogateescape")
+    rows = list(disk.read_csv(tmp_path / "it.csv", "it"))
+    assert rows == [(2, {"label": "x", "path": "0.jpg"}), (4, {"label": "y", "path": "\udcff.jpg"})]
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before, the new one, or while they change places the one before under the name for it."""
+    path, previous, beside = (tmp_path / name for name in ("last", "previous", "beside"))
+    path.write_text("old")
+    previous.write_text("older")
+    beside.write_text("new")
+    move, left = os.replace, [None] * calls
+
+    def killed(*paths: Path) -> None:
+        if not left:
+            raise SystemExit
+        left.pop()
+        move(*paths)
+
+    monkeypatch.setattr(os, "replace", killed)
+    if calls < 2:
+        with pytest.raises(SystemExit):
+            disk.replace(beside, path, previous)
+    else:
+        disk.replace(beside, path, previous)
+    found = [each.read_text() if each.exists() else None for each in (path, previous)]
+    assert found == [["old", "older"], [None, "old"], ["new", "old"]][calls]
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    for place in (tmp_path / "pipe", tmp_path / "file/x", tmp_path, Path("/proc/none/x")):
+        with pytest.raises(UserError, match=str(place)):
+            disk.check_output(place)
+    disk.check_output(tmp_path / "new/file")
+    assert sorted(tmp_path.iterdir()) == before
