@@ -21,7 +21,7 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor
 
-from cait import plugins, seeds
+from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.listing import Files
 from cait.data.reading import load_rgb
@@ -377,15 +377,6 @@ def test_every_path_sees_what_people_see(photographs: list[Image.Image], tmp_pat
     as_published = ImageNetDataModule(str(tmp_path / "False"), exif_orientation=False, background=None, **settings)
     as_published.setup("fit")
     assert not torch.equal(next(iter(as_published.val_dataloader()))[0], found[1][1])
-
-
-def test_without_an_extra_for_it_timm_reads_the_images(mixed_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, theirs = module(mixed_root, num_workers=1), module(mixed_root, backend="timm")
-    monkeypatch.setattr(plugins, "extras", dict)
-    for one in (data, theirs):
-        one.setup("fit")
-    assert torch.equal(next(iter(data.train_dataloader()))[0], next(iter(theirs.train_dataloader()))[0])
-    assert data.how_read() == "timm's own transform"
 
 
 BREAKS = {
