@@ -208,13 +208,6 @@ def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path:
     assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
 
 
-@pytest.mark.slow
-def test_nodes_that_do_not_share_their_runs_are_refused(tmp_path: Path, digits_root: Path) -> None:
-    command = apart(tmp_path, digits_root)
-    says = r"process 1 on \S+: logs/cut is not the folder of process .*; all nodes must share it"
-    assert re.search(says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command)))
-
-
 def error_of(job: subprocess.Popen[str]) -> str:
     """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
     output = job.communicate(timeout=LIMIT)[0]

@@ -198,7 +198,7 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
         images = len(train) + len(val)
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.max_bad_share, images)
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images), images)
         self.predict_samples: Samples = self._wrapped(val)
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
@@ -243,15 +243,15 @@ class ImageNetDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
-        unreadable = UnreadableImages(None, 1.0, len(self.predict_samples))
-        images = self._eval_images(self.predict_samples, unreadable)
+        count = len(self.predict_samples)
+        images = self._eval_images(self.predict_samples, UnreadableImages(None, count, count))
         loader = self._eval_loader(images, "prediction")
         loader.finish = loader.finish and self._normalized
         return loader
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, self.loading.max_bad_share, len(samples))
+        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)), len(samples))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader

@@ -55,6 +55,10 @@ class Loading:
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
 
+    def bad_allowed(self, images: int) -> int:
+        """How many of so many images may be unreadable: the share, or one in a small set unless the share is 0."""
+        return max(1, int(self.max_bad_share * images)) if self.max_bad_share else 0
+
 
 class Loader(DataLoader[Any]):
     """A DataLoader that starts its workers when the first batch is fetched, and measures how long its user waits.

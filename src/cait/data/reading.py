@@ -204,12 +204,12 @@ class UnreadableImages:
 
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
-        share: of the images may be unreadable before the run fails, one at least unless it is 0.
+        limit: how many images may be unreadable before the run fails.
         images: how many there are.
     """
 
-    def __init__(self, path: Path | None, share: float, images: int) -> None:
-        self.path, self.images, self.limit = path, images, max(1, int(share * images)) if share else 0
+    def __init__(self, path: Path | None, limit: int, images: int) -> None:
+        self.path, self.limit, self.images = path, limit, images
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 

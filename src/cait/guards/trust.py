@@ -38,8 +38,8 @@ WORDS = {
     *("model.name", "model.task", "model.fields", "model.channels_last", "model.loss", "model.class_weights"),
     *("model.optimizer", "model.optimizer_args", "model.schedule", "model.metrics", "model.distillation"),
     *("model.teacher", "model.teacher_fields", "data.root", "data.train_split", "data.val_split", "data.val_list"),
-    *("data.interpolation", "data.fit", "data.background", "data.backend", "data.auto_augment"),
-    *("data.augment_ops", "data.mix_mode", "data.class_names", "data.balance"),
+    *("data.interpolation", "data.fit", "data.background", "data.backend", "data.worker_start", "data.train_crop"),
+    *("data.auto_augment", "data.augment_ops", "data.mix_mode", "data.class_names", "data.balance"),
 }
 """Settings in which a stranger's run may use words. None of them writes or sends anywhere, nor starts anything. Extras
 add some, `LEARNT` in `cait.plugins`."""
