@@ -139,7 +139,6 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
     ("settings", "words"),
     [
         (dict(root="torch/cifar"), "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is"),
-        (dict(root="wds/imagenet"), "read as a stream"),
         (dict(root="torch/cifar10"), "torch/cifar10 is not in data/cifar10, .* add --data.download true"),
         (dict(root="torch/stanford_cars", val_split="test", download=True), "cannot be downloaded anymore"),
         (dict(root="cifar10"), "the data folder cifar10 does not exist; name yours with --data.root"),
@@ -155,7 +154,7 @@ def test_sets_that_cannot_be_used_are_told(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("written", ["flowers", "inat2019"], indirect=True)
+@pytest.mark.parametrize("written", ["flowers"], indirect=True)
 def test_a_transfer_config_takes_steps_on_the_files_it_is_for(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cait"])
     configs = [
