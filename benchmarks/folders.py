@@ -67,7 +67,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cait.data.digits import write_digits
+from cait.data.source import write_digits
 
 SEED = 0
 Picture = Image.Image | Path

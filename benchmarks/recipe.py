@@ -41,7 +41,7 @@ from torchvision.datasets import ImageFolder
 
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.digits import write_digits
+from cait.data.source import write_digits
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.losses import Distillation, distillation_loss

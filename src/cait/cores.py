@@ -1,18 +1,15 @@
-"""What a process takes of its machine: cores, loader processes, and what torch reads when it is loaded."""
+"""What a process takes of its machine: cores, and what torch reads when it is loaded."""
 
 from __future__ import annotations
 
 import math
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
-STARTS = ("auto", "fork", "spawn")
-"""How loader processes may start."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """The end of a scheduled job, Ctrl-C, the signal that SLURM is asked to send before the end, and a closed terminal.
 
@@ -61,16 +58,3 @@ def quota() -> float:
 
 def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
-
-
-def worker_start(asked: str) -> Any:
-    """The context in which loader processes start; None is Python's default.
-
-    "fork" shares the lists of images with the workers, and is "auto" on Linux; elsewhere a fork is not safe. If a fork
-    hangs beside the threads of NCCL, take "spawn": it takes seconds to start each, and sends it a copy of the lists.
-    """
-    import multiprocessing
-
-    if asked == "auto":
-        return multiprocessing.get_context("fork") if sys.platform == "linux" else None
-    return multiprocessing.get_context(asked)

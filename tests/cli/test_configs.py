@@ -144,5 +144,5 @@ def test_deit3_is_the_published_recipe(capsys, monkeypatch) -> None:
     assert (model["loss"], model["label_smoothing"], config["trainer"]["max_epochs"]) == ("bce", 0.0, 800)
     assert (data["batch_size"], data["global_batch"], data["repeats"], data["erase_prob"]) == (2048, True, 3, 0.0)
     assert (data["auto_augment"], data["color_jitter"], data["mixup"], data["cutmix"]) == ("3a", 0.3, 0.8, 1.0)
-    assert (data["train_crop"], data["scale"], data["crop_pct"]) == ("resized", [0.08, 1.0], 1.0)
+    assert (data["scale"], data["crop_pct"]) == ([0.08, 1.0], 1.0)
     assert config["trainer"]["gradient_clip_val"] is None

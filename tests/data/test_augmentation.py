@@ -109,17 +109,14 @@ FITTED = {
     "squash": [transforms.Resize((SIZE, SIZE), interpolation=transforms.InterpolationMode.BICUBIC)],
     "pad": create_transform(SIZE, crop_mode="border", crop_pct=1.0, interpolation="bicubic").transforms[:2],
 }
-WHOLE = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
 
 
 @pytest.mark.parametrize("fit", FITTED)
-@pytest.mark.parametrize("train_crop", ["resized", "simple"])
-def test_a_crop_of_the_whole_image_is_what_evaluation_sees(two_classes: Path, train_crop: str, fit: str) -> None:
-    moved = transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect")
+def test_a_crop_of_the_whole_image_is_what_evaluation_sees(two_classes: Path, fit: str) -> None:
     rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
-    theirs = [*FITTED[fit], *([moved] if train_crop == "simple" else []), transforms.RandomHorizontalFlip(), *rest]
-    settings = WHOLE | dict(fit=fit, train_crop=train_crop, auto_augment=None, erase_prob=0.0)
-    assert_pixels(two_classes, settings, transforms.Compose(theirs))
+    whole = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
+    settings = whole | dict(fit=fit, auto_augment=None, erase_prob=0.0)
+    assert_pixels(two_classes, settings, transforms.Compose([*FITTED[fit], transforms.RandomHorizontalFlip(), *rest]))
 
 
 @pytest.mark.parametrize("fit", FITTED)
@@ -130,18 +127,18 @@ def test_a_fitted_crop_has_nearly_the_same_pixels_by_both_backends(two_classes: 
     assert_pixels(two_classes, settings, transforms.Compose([crop, *FITTED[fit], *rest]))
 
 
-def test_the_simple_crop_is_deit_iiis(two_classes: Path) -> None:
-    # facebookresearch/deit, augment.py: new_data_aug_generator with --src.
-    theirs = transforms.Compose(
-        [
-            transforms.Resize(SIZE, interpolation=transforms.InterpolationMode.BICUBIC),
-            transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect"),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
-        ]
-    )
-    assert_pixels(two_classes, dict(train_crop="simple", auto_augment=None, erase_prob=0.0), theirs)
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_a_padded_image_keeps_at_least_a_pixel(backend: str, tmp_path: Path) -> None:
+    """timm would resize a side of less than half a pixel to none."""
+    for number, size in enumerate([(900, 1), (1, 900), (40, 40), (50, 30)] * 2):
+        path = tmp_path / ("train", "val")[number % 2] / "ab"[number // 4] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, "red").save(path)
+    whole = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
+    data = train_set(tmp_path, fit="pad", backend=backend, repeats=1, batch_size=2, erase_prob=0.0, **whole)
+    assert len(list(data.train_dataloader())) == 2
+    pixels, background = data.val_images[0][0], [round(255 * value) for value in IMAGENET_DEFAULT_MEAN]
+    assert (pixels != torch.tensor(background)).any(dim=2).sum() == SIZE  # a column
 
 
 OWN = """

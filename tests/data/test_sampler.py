@@ -1,5 +1,6 @@
 """The order of a run against torch's and timm's samplers, and its independence of workers, ranks and restarts."""
 
+import multiprocessing
 import tracemalloc
 from collections import defaultdict
 from itertools import islice
@@ -13,6 +14,7 @@ from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
+from cait.data import datamodule
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.sampler import ShardSampler, TrainBatchSampler
 
@@ -136,3 +138,11 @@ def test_the_ranks_share_out_one_set_of_repeats_each_augmented_anew(noise_root: 
         assert dict(together) == whole  # the same keys, the same pixels
     # Over four ranks no rank sees an image twice.
     assert all(len({index for (_, index, _), _ in mine}) == len(mine) for mine in ranks)
+
+
+@pytest.mark.slow
+def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Mac."""
+    whole = batches(digits_root, workers=0, count=2)
+    monkeypatch.setattr(datamodule, "worker_start", lambda: multiprocessing.get_context("spawn"))
+    assert all(torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True))

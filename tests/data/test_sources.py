@@ -1,15 +1,9 @@
 """Where images come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
 
-import contextlib
-import http.server
 import math
-import os
 import shutil
-import signal
 import sys
-import tarfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,25 +63,6 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
     again = module(root)
     again.setup("fit")
     assert again.state_dict() == data.state_dict()
-
-
-def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (child := os.fork()) == 0:
-        # As torchvision is about to sort the validation images, which it has laid out in a flat folder.
-        monkeypatch.setattr(
-            "torchvision.datasets.imagenet.shutil.move", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        )
-        imagenet.unpack(archives)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not (archives / "val").exists()
-    assert [path for path in archives.glob(".unpacking/val/*") if path.suffix]  # it was interrupted halfway
-    before = tree(archives / "train")
-    assert len(before) == 18
-    imagenet.unpack(archives)
-    assert len(tree(archives / "val")) == 6
-    assert tree(archives / "train") == before
-    assert not list(archives.glob(".unpacking"))
 
 
 @pytest.mark.parametrize(
@@ -163,11 +138,7 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            dict(root="torch/cifar"),
-            "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is",
-        ),
-        (dict(root="wds/imagenet"), "read as a stream"),
+        (dict(root="torch/cifar"), "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is"),
         (dict(root="torch/cifar10"), "torch/cifar10 is not in data/cifar10, .* add --data.download true"),
         (dict(root="torch/stanford_cars", val_split="test", download=True), "cannot be downloaded anymore"),
         (dict(root="cifar10"), "the data folder cifar10 does not exist; name yours with --data.root"),
@@ -183,66 +154,12 @@ def test_sets_that_cannot_be_used_are_told(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("written", "settings", "words"),
-    [
-        ("cifar10", dict(), "torch/cifar10 with .*--data.val_split val: .*Valid values are {'train', 'test'}"),
-        ("inat2018", dict(), "torch/inaturalist with .*train: .*'2018_train'"),
-    ],
-    indirect=["written"],
-)
-def test_a_split_that_a_set_has_not_is_told(written: str, settings: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        module(SETS[written][0], **settings).setup("fit")
-    assert "\n" not in str(caught.value)
-
-
-@contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(folder))
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
-        thread.join()
-
-
-def test_a_set_is_downloaded_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
-) -> None:
-    formats.write_cifar10(tmp_path / "theirs", monkeypatch, photographs)
-    archive = tmp_path / "theirs" / "cifar-10-python.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(tmp_path / "theirs" / "cifar-10-batches-py", "cifar-10-batches-py")
-    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", formats.md5(archive))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    settings: dict = dict(val_split="test", data_dir=str(tmp_path / "ours"), download=True)
-    with server(tmp_path / "theirs") as url:
-        monkeypatch.setattr(datasets.CIFAR10, "url", f"{url}/nothing.tar.gz")
-        with pytest.raises(UserError, match=r"cannot fetch torch/cifar10: .*404"):
-            module("torch/cifar10", **settings).setup("fit")
-        monkeypatch.setattr(datasets.CIFAR10, "url", f"{url}/{archive.name}")
-        data = module("torch/cifar10", **settings)
-        assert data.num_classes == 10
-    data.setup("fit")  # the server is gone: it is fetched once
-    assert len(data.train_images) == 40
-    module("torch/cifar10", **(settings | dict(download=False))).setup("fit")
-
-
-@pytest.mark.parametrize("written", SETS, indirect=True)
-def test_every_transfer_config_takes_steps_on_the_files_it_is_for(
-    written: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("written", ["flowers"], indirect=True)
+def test_a_transfer_config_takes_steps_on_the_files_it_is_for(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cait"])
-    overlay = f"transfer/{written}.yaml"
-    configs = [f"--config={REPO / 'configs' / name}" for name in ("imagenet/xxs24_224.yaml", overlay)]
+    configs = [
+        f"--config={REPO / 'configs' / name}" for name in ("imagenet/xxs24_224.yaml", f"transfer/{written}.yaml")
+    ]
     small = ["--model.fields.depth=1", "--model.fields.embed_dim=32", "--model.fields.num_heads=2"]
     small += ["--data.img_size=32", "--data.batch_size=4", "--data.num_workers=0"]
     brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
@@ -251,9 +168,7 @@ def test_every_transfer_config_takes_steps_on_the_files_it_is_for(
     losses = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
     assert len(losses) == 2
     assert all(math.isfinite(loss) for loss in losses)
-    names = checkpoint(run)["ImageNetDataModule"]["class_names"]
-    assert len(names) == SETS[written][-1]
-    assert [row["val/acc1"] for row in rows(run) if row["val/acc1"]]
+    assert len(checkpoint(run)["ImageNetDataModule"]["class_names"]) == SETS[written][-1]
 
 
 def test_hugging_faces_sets_are_read_by_name(
@@ -275,11 +190,6 @@ def test_hugging_faces_sets_are_read_by_name(
     assert sorted(label for _, label in found) == [0, 0, 1, 1]
     expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
     assert {image.tobytes(): label for image, label in found} == expected
-    pixels, _ = data.train_images[1, 5, 0][0]
-    again = module("hfds/sets/pets", **settings, num_workers=1)
-    again.setup("fit")
-    assert torch.equal(again.train_images[1, 5, 0][0][0], pixels)
-    assert len(list(again.train_dataloader())) == 2
     for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets") as caught:
             module("hfds/sets/pets", **(settings | wrong)).setup("fit")
@@ -324,12 +234,10 @@ class Pets(Dataset):
 def varying(name, **parts):
     return type(name, (Pets,), parts)
 
-Empty = varying("Empty", __len__=lambda self: 0)
 NoClasses = varying("NoClasses", classes=None)
 Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
 High = varying("High", label=lambda self, index: index // 5)
 Unlabelled = varying("Unlabelled", label=lambda self, index: -1 if index == 2 else 0)
-Triples = varying("Triples", __getitem__=lambda self, index: (self.image(index), 0, "more"))
 
 class Torn(Pets):
     def image(self, index):
@@ -344,9 +252,6 @@ class Differ(Pets):
 
 def generator(split):
     yield from Pets(split)
-
-def refusing(split):
-    raise ValueError("no luck")
 '''
 
 
@@ -382,14 +287,11 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("refusing", "cannot make own_data:refusing: .*ValueError: no luck"),
         ("generator", "returns generator, which is no data set"),
-        ("Empty", "own_data:Empty needs images, and `classes`"),
         ("NoClasses", "own_data:NoClasses needs images, and `classes`"),
         ("Differ", "own_data:Differ: train and val do not have the same classes"),
         ("Tensors", r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an"),
         ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes"),
-        ("Triples", r"own_data:Triples/train/\d+ is not a pair of an image and a class index"),
         ("Unlabelled", "the training image own_data:Unlabelled/train/2 has no label"),
     ],
 )

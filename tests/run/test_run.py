@@ -35,18 +35,6 @@ def test_the_data_modules_part_is_found_by_what_it_holds() -> None:
     assert saved == CHECKPOINT | {"OtherData": STATE}
 
 
-def test_the_weights_and_their_average() -> None:
-    assert ckpt.is_checkpoint(CHECKPOINT)
-    assert not ckpt.is_checkpoint({"model": {}})
-    assert not ckpt.is_checkpoint([1])
-    assert ckpt.weights(CHECKPOINT).keys() == {"head.bias"}
-    average = ckpt.average(CHECKPOINT)
-    assert average is not None
-    assert torch.equal(average["head.bias"], 2 * WEIGHT)
-    assert ckpt.average(CHECKPOINT | {"callbacks": {"EMA": {}}}) is None  # ema.decay null
-    assert ckpt.average({"state_dict": {}}) is None
-
-
 def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("logs/first", "elsewhere/second"):

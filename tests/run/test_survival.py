@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import errno
 import functools
 import itertools
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 
@@ -22,11 +19,9 @@ import torch
 from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
-from PIL import Image
 from runs import RECIPE, TWO, assert_same, filled_disk, wait_for_steps
 from torch.utils._pytree import tree_leaves
 
-import cait as package
 from cait.cores import discard
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
@@ -51,7 +46,7 @@ WAYS = {
     "a closed terminal": (signal.SIGHUP, {}),
 }
 """How a run ends: the signal, which its whole group gets, and variables beside it."""
-OFTEN = [("kill, and the newest checkpoint is torn", 1), ("a scheduler's end", 1), ("a scheduler's end", 2)]
+OFTEN = [("kill, and the newest checkpoint is torn", 1), ("a scheduler's end", 2)]
 
 
 @pytest.mark.parametrize(
@@ -148,127 +143,6 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
         assert mean != pytest.approx(ranks[0][step]["loss"], rel=1e-4)
 
 
-def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(cait: Cait, tmp_path: Path, digits_root: Path) -> None:
-    shutil.copytree(digits_root, tmp_path / "fewer")
-    next((tmp_path / "fewer/train/3").iterdir()).unlink()
-    assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
-    resume = ("resume", "a", "--trainer.max_steps=4")
-    for change, words in {
-        "--seed_everything=7": "seed was 0, is 7",
-        "--trainer.accumulate_grad_batches=2": "images a batch, over all processes was 64, is 32",
-        "--data.root=fewer": "training pictures was 1437, is 1436",
-    }.items():
-        refused = cait(*resume, change)
-        assert refused.returncode == 2
-        assert words in refused.stderr
-    done = cait(*resume, "--seed_everything=7", "--data.root=fewer", "--data.check_resume=false")
-    assert done.returncode == 0, done.stderr
-
-
-def cut_at(share: float):
-    return lambda path: path.write_bytes(path.read_bytes()[: int(len(path.read_bytes()) * share)])
-
-
-BREAKS = {
-    "empty": lambda path: path.write_bytes(b""),
-    "half": cut_at(0.5),
-    "header only": lambda path: path.write_bytes(path.read_bytes()[:100]),
-    "cut near its end": cut_at(0.9),
-    "one byte": lambda path: path.write_bytes(b"\xff"),
-    "zeros": lambda path: path.write_bytes(bytes(3000)),
-    "a web page": lambda path: path.write_text("<html>404 Not Found</html>"),
-    "noise": lambda path: path.write_bytes(bytes(range(256)) * 9),
-    "a cut PNG": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00"),
-    "vanished": lambda path: (path.unlink(), path.symlink_to("/nowhere/gone.jpg")),
-}
-
-
-@pytest.fixture
-def jpegs(tmp_path: Path, photographs: list[Image.Image]) -> Path:
-    """1,000 small photographs in two classes, 960 of them to train on."""
-    for number in range(1000):
-        split, label = ("train" if number < 960 else "val"), number % 2
-        folder = tmp_path / "jpegs" / split / f"class{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        left = number % 500
-        crop = photographs[label].crop((left, left // 3, left + 32, left // 3 + 32))
-        crop.save(folder / f"{number:04d}.jpg", quality=80)
-    return tmp_path / "jpegs"
-
-
-def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Path, jpegs: Path) -> None:
-    def batches() -> Iterator[tuple[list, torch.Tensor]]:
-        data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1)
-        data.setup("fit")
-        train = data.train_dataloader()
-        for keys, (images, _) in zip(train.batch_sampler, train, strict=True):
-            yield keys, images
-
-    before = list(batches())
-    broken = {}
-    for number, (name, damage) in enumerate(BREAKS.items()):
-        path = jpegs / f"train/class{number % 2}" / f"{number * 90 + number % 2:04d}.jpg"
-        damage(path)
-        broken[path] = name
-    paths = [str(path) for path in sorted(jpegs.glob("train/*/*"))]
-    after = list(batches())
-    replaced, same = set(), 0
-    for (keys, whole), (same_keys, images) in zip(before, after, strict=True):
-        assert keys == same_keys
-        for key, one, other in zip(keys, whole, images, strict=True):
-            if Path(paths[key[1]]) in broken:
-                replaced.add(paths[key[1]])
-                same += torch.equal(one, other)
-            else:
-                assert torch.equal(one, other)
-    assert len(replaced) == 10
-    assert same <= 2  # of bright skies posterisation leaves the same grey
-    assert all(torch.equal(a[1], b[1]) for a, b in zip(after, batches(), strict=True))  # always by the same others
-
-    common = [*SMALL, f"--data.root={jpegs}", "--trainer.max_epochs=1"]
-    done = cait("fit", *common, "--run_name=broken")
-    assert done.returncode == 0, done.stderr
-    assert "10 images cannot be read" in done.stdout
-    with (tmp_path / "logs/broken/unreadable_images.csv").open() as file:
-        report = dict(csv.reader(file))
-    assert set(report) == {str(path) for path in broken}
-    assert all(reason.startswith("cannot read the image") for reason in report.values())
-
-    refused = cait("fit", *common, "--run_name=strict", "--data.max_bad_share=0.005")
-    assert refused.returncode == 2
-    assert "6 images cannot be read, 5 are allowed: " in refused.stderr
-    assert "to go on without them give --data.max_bad_share 0." in refused.stderr
-
-
-def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
-    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0)
-    (jpegs / "val/class0/0960.jpg").write_bytes(b"")
-    data.setup("fit")
-    labels = torch.cat([labels for _, labels in data.val_dataloader()])
-    assert sorted(labels.tolist()) == [-1] + [0] * 19 + [1] * 20
-
-
-def test_an_image_on_a_failing_disk_is_named_at_once(
-    jpegs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1)
-    data.unreadable_path = jpegs / "unreadable.csv"
-    opened, bad = os.open, [str(path) for path in sorted(jpegs.glob("train/class0/*"))[:2]]
-
-    def fails(file: object, *arguments: object, **settings: object) -> int:
-        if str(file) in bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), file)
-        return opened(file, *arguments, **settings)
-
-    monkeypatch.setattr("os.open", fails)
-    data.setup("fit")
-    assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
-    reasons = {path: f"cannot read the image {path}: Input/output error" for path in bad}
-    assert data.train_images.unreadable.read() == reasons
-    said = f"; the run goes on without it, and {jpegs}/unreadable.csv lists all such images\n"
-    assert capsys.readouterr().err in [reason + said for reason in reasons.values()]
-
-
 def poisoned(batches: Iterable[int]):
     data = loader(24)
     images = data.dataset.tensors[0]
@@ -302,8 +176,7 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
     assert int(guard.in_a_row) == 0
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("optimizer", ["fused AdamW", "Lamb", *slow("SGD")])
+@pytest.mark.parametrize(("optimizer", "clip"), [("fused AdamW", None), ("Lamb", 0.5), *slow(("SGD", 0.5))])
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", *slow("bf16-true", "16-mixed")])
 def test_weights_moments_and_step_count_stay_in_every_precision(
     precision: str, optimizer: str, clip: float | None, tmp_path: Path
@@ -322,11 +195,6 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
         same = [a.equal(b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True)]
         assert all(same) is (step in (1, 2, 4)), step
     assert all(leaf.isfinite().all() for leaf in seen[-1] if isinstance(leaf, torch.Tensor))
-
-    poisoned_throughout = trainer(callbacks=[NonFiniteGuard(tmp_path, 10)], **(settings | dict(max_epochs=2)))
-    with pytest.raises(UserError, match="10 steps in a row gave no finite gradient"):
-        poisoned_throughout.fit(net, poisoned(range(6)))
-    assert poisoned_throughout.global_step == 10
 
 
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def _rows(
 
     data, network, task = loaded.data, loaded.network.to(device), loaded.task
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
-    data.predict_samples = Files((path, -1) for path in paths)
+    data.predict_samples = Files((path, 0) for path in paths)
     remaining = iter(paths)
     for images, labels in data.predict_dataloader():
         with torch.inference_mode():

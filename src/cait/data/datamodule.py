@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -18,15 +17,13 @@ from torch.utils.data import default_collate
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
-from cait.data.loader import Loader, Loading, batches_a_step, images_a_batch, init_worker
+from cait.data.loader import READY, Loader, Loading, init_worker, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat, values
-
-PIXELS = "pixels by"
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -81,9 +78,6 @@ class ImageNetDataModule(LightningDataModule):
         self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
         self.num_workers, self.repeats = loading.num_workers, loading.repeats
         self._class_names = class_names
-        self._shared_with: Trainer | None = None
-        self._accumulated = 1
-        """Batches of a step of `global_batch` images."""
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
@@ -168,14 +162,10 @@ class ImageNetDataModule(LightningDataModule):
     # How images are read
 
     @cached_property
-    def pipeline_class(self) -> type[TrainPipeline] | None:
+    def pipeline(self) -> TrainPipeline | None:
         """What an extra brings to read training images faster than timm does, unless `backend` is "timm"."""
         found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
-        return plugins.load(found[0]) if found else None
-
-    @cached_property
-    def pipeline(self) -> TrainPipeline | None:
-        return self.pipeline_class(self.preprocessing, self.augmentation) if self.pipeline_class else None
+        return plugins.load(found[0])(self.preprocessing, self.augmentation) if found else None
 
     @cached_property
     def train_transform(self) -> Any:
@@ -187,9 +177,10 @@ class ImageNetDataModule(LightningDataModule):
 
     def how_read(self) -> str:
         """What decodes the training images."""
-        if type(self).make_train_transform is not ImageNetDataModule.make_train_transform:
-            return "a training transform of your own"
-        return self.pipeline.how_read if self.pipeline else "timm's own transform"
+        if self.train_transform is self.pipeline:
+            return self.pipeline.how_read
+        has_own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
+        return "a training transform of your own" if has_own else "timm's own transform"
 
     # Lightning's hooks
 
@@ -230,7 +221,7 @@ class ImageNetDataModule(LightningDataModule):
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
         rank, world_size = self.rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size)
-        sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
+        sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
         if len(sampler) == 0:
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
@@ -240,23 +231,20 @@ class ImageNetDataModule(LightningDataModule):
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
         source = self.source
-        if self.validation_path is None or (self.trainer is not None and not self.trainer.is_global_zero):
+        if self.validation_path is None or self.rank_and_world()[0] > 0:
             return
         if isinstance(source, FolderSource) and source.holds_out:
             start, names = len(str(self.root)) + 1, self.label_names
             rows = [(path[start:], names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
-        else:
-            self.validation_path.unlink(missing_ok=True)  # from before the run was resumed with other data
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
 
     def predict_dataloader(self) -> Loader:
-        """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
+        """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
         count = len(self.predict_samples)
         images = self._eval_images(self.predict_samples, UnreadableImages(None, count, count))
-        images.labelled = False
         loader = self._eval_loader(images, "prediction")
         loader.finish = loader.finish and self._normalized
         return loader
@@ -277,15 +265,14 @@ class ImageNetDataModule(LightningDataModule):
 
     def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
-        workers, ready = self.workers(self.trainer.num_devices if self.trainer else 1), self.loading.prefetch
-        start = cores.worker_start(self.loading.worker_start) if workers else None
+        workers = self.workers(self.trainer.num_devices if self.trainer else 1)
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
         return dict(
             num_workers=workers,
-            multiprocessing_context=start,
+            multiprocessing_context=worker_start() if workers else None,
             worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=self.pipeline_class.collate(workers, ready, size) if self.pipeline_class else default_collate,
-            prefetch_factor=ready if workers else None,
+            collate_fn=self.pipeline.collate(workers, READY, size) if self.pipeline else default_collate,
+            prefetch_factor=READY if workers else None,
             finish=None if self.trainer is not None else self._labelled,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -332,15 +319,16 @@ class ImageNetDataModule(LightningDataModule):
         return self.batch_size * self.rank_and_world()[1]
 
     def share_batch(self, trainer: Trainer) -> None:
-        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
-        wanted = self.loading.global_batch
-        if wanted is True:
-            self.batch_size = images_a_batch(self.loading.batch_size, self.mixing.is_on, trainer)
-            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
-        elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
-            self._shared_with = trainer
-            self._accumulated = batches_a_step(wanted, self.batch_size, trainer)
-            trainer.accumulate_grad_batches = self._accumulated
+        """Make `batch_size` this process's part of a `global_batch`. Raises UserError if the parts are not even."""
+        if not self.loading.global_batch:
+            return
+        images, parts = self.loading.batch_size, trainer.world_size * trainer.accumulate_grad_batches
+        self.batch_size, left = divmod(images, parts)
+        if left or self.batch_size < 1 or (self.mixing.is_on and self.batch_size % 2):
+            batches = f"{parts} batches (processes × accumulation), of even numbers for Mixup and CutMix"
+            remedy = "change it, or set --data.global_batch false"
+            raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
+        self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
@@ -355,17 +343,15 @@ class ImageNetDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The classes, and what a run's order and pixels depend on; checkpoints hold them."""
-        accumulated, *later = progress.accumulation(self.trainer).values() if self.trainer else [1]
-        whole_steps = self._accumulated  # that many batches count as one
         depends = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
             "repeats": self.repeats,
-            PIXELS: self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.world_batch_size * whole_steps,
-            "batches accumulated": progress.accumulation(self.trainer) if later else accumulated // whole_steps,
+            "pixels by": self.pipeline.name if self.pipeline else "timm",
+            "images a batch, over all processes": self.world_batch_size,
+            "batches accumulated, by epoch": progress.accumulation(self.trainer) if self.trainer else {0: 1},
             "training pictures": len(self.source.train),
-            "digest of the training pictures' names": self._digest,
+            "digest of the training pictures' names": self._train_digest,
             "order of the images": self.order.name,
         }
         return {
@@ -389,17 +375,11 @@ class ImageNetDataModule(LightningDataModule):
             return
         for name, value in self.state_dict()["depends_on"].items():
             saved = state_dict["depends_on"].get(name, value)
-            if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
-                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
-            elif saved != value:
+            if saved != value:
                 changed = f"{name} was {saved}, is {value}; to continue anyway add --data.check_resume false"
                 raise UserError(f"the checkpoint is of a run with other data or settings: {changed}")
 
-    @cached_property
-    def _digest(self) -> str:
-        return self._digest_of(self.source.train)
-
-    def _digest_of(self, samples: Samples) -> str:
+    def _digest(self, samples: Samples) -> str:
         """Digest of images' names below `root`; it takes a second for ImageNet."""
         start = len(str(self.root)) + 1
         digest = hashlib.sha256(getattr(self.source, "digest", b""))
@@ -407,10 +387,14 @@ class ImageNetDataModule(LightningDataModule):
             digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
 
+    @cached_property
+    def _train_digest(self) -> str:
+        return self._digest(self.source.train)
+
     def facts(self) -> dict[str, str]:
         """Classes and images in words that differ if the data differ; processes on several machines compare them."""
         return {
             "classes": ", ".join(self.class_names),
-            "training images": f"{len(self.source.train):,} ({self._digest})",
-            "validation images": f"{len(self.source.val):,} ({self._digest_of(self.source.val)})",
+            "training images": f"{len(self.source.train):,} ({self._train_digest})",
+            "validation images": f"{len(self.source.val):,} ({self._digest(self.source.val)})",
         }

@@ -55,18 +55,19 @@ class MapSamples:
 
     def __getitem__(self, index: int) -> tuple[RawImage, int]:
         """As in `Samples`. Raises UserError, which ends the run, when the data set gives anything else."""
+        name = self.name(index)
         try:
             item = self.dataset[index]
         except Exception as error:
-            raise UnreadableImageError(f"cannot read the image {self.name(index)}: {error}") from error
+            raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
         try:
             image, label = item
             label = operator.index(label)
         except (TypeError, ValueError) as error:
-            raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
-        check_raw(image, f"the image of {self.name(index)}")
+            raise UserError(f"{name} is not a pair of an image and a class index") from error
+        check_raw(image, f"the image of {name}")
         if not NO_LABEL <= label < len(self.class_names):
-            raise UserError(f"{self.name(index)} has the label {label}, there are {len(self.class_names)} classes")
+            raise UserError(f"{name} has the label {label}, there are {len(self.class_names)} classes")
         return image, label
 
 
@@ -158,9 +159,6 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         transform: takes a PIL image and returns [3, S, S].
     """
 
-    labelled = True
-    """False gives an image that can be read the label 0, whatever it has."""
-
     def __init__(
         self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages, reading: Reading
     ) -> None:
@@ -172,7 +170,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             raw, label = self.samples[index]
-            image, label = load_rgb(raw, self.samples.name(index), self.reading), label if self.labelled else 0
+            image = load_rgb(raw, self.samples.name(index), self.reading)
         except UnreadableImageError as error:
             self.unreadable.note(self.samples.name(index), str(error))
             image, label = Image.new("RGB", (8, 8)), NO_LABEL

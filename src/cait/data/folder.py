@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from cait import disk
-from cait.data.listing import HEIF, OTHER, Files, entries, is_image, list_images, walk
+from cait.data.listing import HEIF, OTHER, Files, entries, list_images, walk
 from cait.errors import UserError, printable, to_install
 from cait.file_lock import tell
 
@@ -73,7 +74,7 @@ class FolderSource:
 
         They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or
         lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
-        None. Then a folder "Train" may be a class: it holds images, and what is called "val" does so too or is missing.
+        None. Two folders "Train" and "Val" without folders in them are classes if there are others beside them.
 
         Raises:
             UserError: there is no root, or a training folder without its counterpart.
@@ -83,18 +84,15 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
-        if train is None or self._are_classes(train, val):
+        if train is None:
+            return root, None
+        others = [root / name for name in folder_names(root) if root / name not in (train, val)]
+        if others and not any(folder_names(folder) for folder in (train, val) if folder):
             return root, None
         if val is None:
             place = root / splits.val_split
             raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
         return train, val
-
-    def _are_classes(self, train: Path, val: Path | None) -> bool:
-        """Whether the folders that are called like splits are classes among others."""
-        if self.splits.train_split != TRAIN_NAMES[0] or not _is_class(train):
-            return False
-        return val is None or (_is_class(val) and len(folder_names(self.root)) > 2)
 
     @property
     def holds_out(self) -> bool:
@@ -154,12 +152,6 @@ class FolderSource:
         return files
 
 
-def _is_class(folder: Path) -> bool:
-    """Whether images lie in a folder, and no class folders."""
-    folders, others = entries(str(folder))
-    return not folders and any(map(is_image, others))
-
-
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     if (root / split).is_dir():
         return root / split
@@ -171,15 +163,15 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
-    rows = disk.read_csv(val_list, f"--data.val_list {val_list}")
-    listed = {composed(os.path.join(root, row["path"])) for _, row in rows if row["path"]}
+    option = f"--data.val_list {val_list}"
+    listed = {composed(os.path.join(root, row["path"])) for _, row in disk.read_csv(val_list, option) if row["path"]}
     held = Files(sample for sample in images if composed(sample[0]) in listed)
     if missing := sorted(listed - {composed(path) for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
-        raise UserError(f"--data.val_list {val_list} {problem}; put them back, or take their lines out of the file")
+        raise UserError(f"{option} {problem}; put them back, or take their lines out of the file")
     train = Files(sample for sample in images if composed(sample[0]) not in listed)
     if set(train.labels) != set(images.labels) or not len(held):
-        raise UserError(f"--data.val_list {val_list} leaves a class without training images, or nothing held out")
+        raise UserError(f"{option} leaves a class without training images, or nothing held out")
     return train, held
 
 
@@ -236,20 +228,8 @@ def spelled(folder: Path, name: str) -> str:
     """The path of a file below a folder, composed as it is there; as it is given if there is no such file."""
     if name.isascii() or (folder / name).exists():
         return name
-    found = ""
-    for part in Path(name).parts:
-        try:
-            here = folder / found
-            found = os.path.join(found, _spellings(here, os.stat(here).st_mtime_ns)[composed(part)])
-        except (OSError, KeyError):
-            return name
-    return found
-
-
-@lru_cache
-def _spellings(folder: Path, changed: int) -> dict[str, str]:
-    """The names in a folder by their composed form, as long as it has not changed since that time."""
-    return {composed(name): name for name in os.listdir(folder)}
+    forms = (unicodedata.normalize(form, name) for form in ("NFC", "NFD"))  # of Linux, and of a Mac
+    return next((form for form in forms if (folder / form).exists()), name)
 
 
 def list_classes(folder: Path, names: list[str]) -> Files:
@@ -267,19 +247,19 @@ def list_classes(folder: Path, names: list[str]) -> Files:
 
 def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     """Training and validation images: validation takes a share of each class, evenly over its sorted files."""
-    by_class: dict[int, list[tuple[str, int]]] = {}
-    for sample in samples:
-        by_class.setdefault(sample[1], []).append(sample)
-    train: list[tuple[str, int]] = []
-    val: list[tuple[str, int]] = []
-    for members in by_class.values():
-        if len(members) < 2:
-            raise UserError(f"{members[0][0]} is the only image of its class; two are needed to hold one out")
-        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
-        held = {(2 * i + 1) * len(members) // (2 * count) for i in range(count)}
-        for position, sample in enumerate(members):
-            (val if position in held else train).append(sample)
-    return Files(train), Files(val)
+    by_class = defaultdict[int, list[int]](list)
+    for place, label in enumerate(samples.labels):
+        by_class[label].append(place)
+    held = set[int]()
+    for places in by_class.values():
+        if len(places) < 2:
+            only = samples.name(places[0])
+            raise UserError(f"{only} is the only image of its class; two are needed to hold one out")
+        count = min(max(1, round(len(places) * fraction)), len(places) - 1)
+        held |= {places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)}
+    order = [place for places in by_class.values() for place in places]
+    train, val = (Files(samples[place] for place in order if (place in held) is wanted) for wanted in (False, True))
+    return train, val
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

@@ -14,15 +14,18 @@ from cait.errors import UserError
 
 HEIF = (".heic", ".heif")
 """Suffixes of the photographs that iPhones take; pillow-heif reads them."""
-TORCHVISIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif") else ()))
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif"),
+    *(HEIF if find_spec("pillow_heif") else ()),
+)
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 
 LeftOut = defaultdict[str, list[str]]
-HIDDEN, BROKEN, AGAIN = "hidden", "broken links", "links to folders that are there already"
-OTHER, BESIDE = "other files", "images beside the class folders"
-"""Why something is left out."""
+Identity = tuple[int, int]
+"""Device and number of a folder, the same whatever leads to it."""
+OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
+"""Why something is left out; what is hidden is not mentioned."""
 
 
 def is_image(name: str) -> bool:
@@ -80,8 +83,7 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
         UserError: a folder cannot be listed, or lies under two classes.
     """
     files = walk(folder, names)
-    _, beside = entries(str(folder))
-    for name in beside:
+    for name in entries(str(folder))[1]:
         if is_image(name):
             files.left_out[BESIDE].append(name)
         elif not os.path.exists(folder / name):
@@ -93,63 +95,43 @@ def walk(folder: Path, names: Sequence[str]) -> Files:
     """The images as `list_images` gives them, without a look at what lies beside the class folders."""
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
-    owners: dict[tuple[int, int], tuple[int, str]] = {}
+    owners: dict[Identity, tuple[int, str]] = {}
     left_out = LeftOut(list)
 
     def samples() -> Iterator[tuple[str, int]]:
         with ThreadPoolExecutor(THREADS) as pool:
-            trees = pool.map(_Tree, [os.path.join(folder, names[label]) for label in order])
-            for label, tree in zip(order, trees, strict=True):
-                for identity, place in tree.folders.items():
+            trees = pool.map(_tree, [os.path.join(folder, names[label]) for label in order])
+            for label, folders in zip(order, trees, strict=True):
+                for place, (identity, found) in sorted(folders.items()):
                     owner, other = owners.setdefault(identity, (label, place))
                     if owner != label:
                         raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
-                for why, paths in tree.left_out.items():
-                    left_out[why] += [path[start:] for path in paths]
-                for inner, images in sorted(tree.images.items()):
-                    below = os.path.join(inner, "")[start:]
-                    yield from ((below + name, label) for name in images)
+                    for path in (os.path.join(place, name) for name in found):
+                        if is_image(path):
+                            yield path[start:], label
+                        else:
+                            left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])
 
     files = Files(samples(), str(folder))
     files.left_out = left_out
     return files
 
 
-class _Tree:
-    """What lies below a folder, with links followed. Raises UserError if a folder cannot be listed."""
-
-    def __init__(self, folder: str) -> None:
-        self.folders: dict[tuple[int, int], str] = {}
-        """Device and number of each folder, the same whatever leads to it, and its path."""
-        self.images: dict[str, list[str]] = {}
-        """The names of the images in each folder."""
-        self.left_out = LeftOut(list)
-        waiting = [folder]
-        for inner in waiting:
-            status = os.stat(inner)
-            if self.folders.setdefault((status.st_dev, status.st_ino), inner) == inner:
-                waiting += self._list(inner)
-            else:
-                self.left_out[AGAIN].append(inner)
-
-    def _list(self, folder: str) -> Iterator[str]:
-        """List one folder, and give the folders in it."""
-        folders, others = entries(folder)
-        images = self.images[folder] = []
-        for name in others:
-            if is_image(name):
-                images.append(name)
-            elif not name.startswith("."):
-                path = os.path.join(folder, name)
-                self.left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
-            elif is_image(name.lstrip(".")):
-                self.left_out[HIDDEN].append(os.path.join(folder, name))
-        for name in folders:
-            path = os.path.join(folder, name)
-            if name.startswith("."):
-                self.left_out[HIDDEN].append(path)
-            else:
-                yield path
+def _tree(folder: str) -> dict[str, tuple[Identity, list[str]]]:
+    """The folders in a folder, by path, each once whatever links lead to it, and the names of the files in each."""
+    found: dict[str, tuple[Identity, list[str]]] = {}
+    seen: set[Identity] = set()
+    waiting = [folder]
+    for place in waiting:
+        status = os.stat(place)
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        folders, files = entries(place)
+        found[place] = identity, [name for name in files if not name.startswith(".")]
+        waiting += [os.path.join(place, name) for name in folders if not name.startswith(".")]
+    return found
 
 
 def entries(folder: str) -> tuple[list[str], list[str]]:

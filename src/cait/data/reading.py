@@ -33,14 +33,11 @@ with suppress(ImportError):
     register_heif_opener()
 
 Image.preinit()
-FORMATS = tuple(
-    kind for kind in ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "HEIF") if kind in Image.OPEN
-)
+KINDS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "HEIF")
+FORMATS = tuple(kind for kind in KINDS if kind in Image.OPEN)
 """Pillow's names of what is opened, whatever a file is called. Pillow knows more: PostScript starts an interpreter."""
 MOST_BYTES = 2**30
 """Size of the largest file that is opened."""
-MAX_IMAGE_PIXELS = 89_478_485
-"""Pillow's, for where somebody has turned it off. Twice as many pixels are decoded at most."""
 MOST_ASPECT = 1000
 """Longer side over the shorter one, at most: a network's input of 224 pixels then takes 150 MB while it is made."""
 
@@ -128,8 +125,8 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
 
 
 def check_size(width: int, height: int) -> None:
-    """Raise ValueError if no image of this size is decoded."""
-    most = 2 * (Image.MAX_IMAGE_PIXELS or MAX_IMAGE_PIXELS)
+    """Raise ValueError if no image of this size is decoded: Pillow's limit, unless it is turned off, and ours."""
+    most = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     if width * height > most:
         raise ValueError(f"its {width:,} × {height:,} pixels are more than {most:,}")
     if max(width, height) > MOST_ASPECT * min(width, height):
@@ -183,8 +180,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
-    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # which says that 0 is white
-        pixels = white - pixels
     grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
     return Image.fromarray(grey.astype(np.uint8))
 
@@ -249,7 +244,6 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            # Twice as many, because the run has not met all of them yet.
-            share = math.ceil(200 * count / self.images) / 100
-            remedy = f"; to go on without them give --data.max_bad_share {share:g}" if share < 1 else ""
+            share = min(0.99, math.ceil(200 * count / self.images) / 100)  # the run has not met all of them yet
+            remedy = f"; to go on without them give --data.max_bad_share {share:g}"
             raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")

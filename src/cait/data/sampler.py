@@ -1,8 +1,4 @@
-"""The order of a run's images as a function of (seed, epoch, step).
-
-Nothing here keeps state between epochs or depends on workers, so a resumed run sees what the uninterrupted run would
-have seen.
-"""
+"""The order of a run's images as a function of (seed, epoch, step), whatever the workers and the epochs before."""
 
 from __future__ import annotations
 
@@ -49,11 +45,12 @@ class Balanced:
     """As many images as the set has, the classes' shares of them closer to each other.
 
     Images of a small class come several times. Within a class, the counts of two images differ by at most one.
-    `labels` are the class of each image, and `balance` is one of `POWERS`.
     """
 
     labels: Tensor
+    """The class of each image."""
     balance: str
+    """One of `POWERS`."""
 
     @property
     def name(self) -> str:
@@ -93,7 +90,6 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
     Args:
         order: of the images; None is the published one, a seeded permutation.
-        accumulated: batches of an optimizer step; an epoch has only whole steps.
     """
 
     def __init__(
@@ -105,18 +101,16 @@ class TrainBatchSampler(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
         order: Order | None = None,
-        accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.rank, self.world_size = rank, world_size
-        self.order, self.accumulated = order or Published(length), accumulated
+        self.rank, self.world_size, self.order = rank, world_size, order or Published(length)
         self.epoch = self.first_batch = 0
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
         self.entries = usable // world_size
 
     def __len__(self) -> int:
-        """Batches in a whole epoch: as many as fill whole steps of `accumulated` batches."""
-        return self.entries // (self.batch_size * self.accumulated) * self.accumulated
+        """Batches in a whole epoch."""
+        return self.entries // self.batch_size
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,12 +12,14 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 
 from cait import plugins
-from cait.data import digits
 from cait.data.dataset import MapSamples, Samples
 from cait.data.folder import FolderSource, Splits
 from cait.errors import UserError
 from cait.references import is_path, made
 from cait.settings import group
+
+DIGITS = Path("data/digits")
+"""Where scikit-learn's 1,797 handwritten digits are written, 8×8 pixels, as a folder of PNG files."""
 
 
 class DataSource(Protocol):
@@ -58,7 +62,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
     if is_path(root) and not Path(root).is_dir():
         return SplitSource(root, splits.train_split, splits.val_split, partial(_open_own, root))
     path = Path(root)
-    return FolderSource(splits, partial(digits.write_digits, path) if path == digits.ROOT else None)
+    return FolderSource(splits, partial(write_digits, path) if path == DIGITS else None)
 
 
 class SplitSource:
@@ -76,23 +80,19 @@ class SplitSource:
         """Do nothing: a split is fetched when it is opened, and `cait predict` opens none."""
 
     @cached_property
-    def _sets(self) -> tuple[MapSamples, MapSamples]:
-        train, val = self.open_split(self.train_split), self.open_split(self.val_split)
-        if train.class_names != val.class_names:
-            raise UserError(f"{self.root}: {train.split} and {val.split} do not have the same classes")
-        return train, val
+    def train(self) -> MapSamples:
+        return self.open_split(self.train_split)
+
+    @cached_property
+    def val(self) -> MapSamples:
+        val = self.open_split(self.val_split)
+        if val.class_names != self.class_names:
+            raise UserError(f"{self.root}: {self.train_split} and {self.val_split} do not have the same classes")
+        return val
 
     @property
     def class_names(self) -> list[str]:
         return self.train.class_names
-
-    @property
-    def train(self) -> MapSamples:
-        return self._sets[0]
-
-    @property
-    def val(self) -> MapSamples:
-        return self._sets[1]
 
 
 def _open_own(path: str, split: str) -> MapSamples:
@@ -104,3 +104,36 @@ def _open_own(path: str, split: str) -> MapSamples:
     if len(names) < 2 or not len(dataset) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
     return MapSamples(path, split, dataset, names)
+
+
+def write_digits(root: Path) -> None:
+    """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 images, always the same split.
+
+    One rename puts the folder in place, so it is either whole or absent.
+    """
+    if root.is_dir() and any(root.iterdir()):
+        return
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    numbers = np.arange(len(digits.target))
+    _, val = train_test_split(numbers, test_size=0.2, random_state=0, stratify=digits.target)
+    held_out = set(val.tolist())
+    root.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    try:
+        for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+            folder = scratch / ("val" if number in held_out else "train") / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            grey = np.round(pixels * (255 / 16)).astype(np.uint8)
+            Image.fromarray(grey).save(folder / f"{number:04d}.png")
+        scratch.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+        scratch.rename(root)  # replaces an empty folder too
+    except OSError:
+        if not (root / "val").is_dir():  # otherwise another run was quicker
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

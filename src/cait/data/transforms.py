@@ -9,12 +9,11 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
-from timm.data.transforms import RandomResizedCropAndInterpolation
+from timm.data.transforms import RandomResizedCropAndInterpolation, ResizeKeepRatio
 from torch import Tensor
-from torchvision.transforms import Compose, RandomCrop
+from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop
 
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
@@ -24,13 +23,10 @@ from cait.settings import check_at_least, check_choice, check_share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
-TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
 """ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in grey."""
-PADDING = 4
-"""Pixels that DeiT III adds around an image before it crops."""
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 
@@ -69,11 +65,10 @@ class Preprocessing:
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
         how: dict[str, Any] = dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
-        return create_transform(is_training=False, **how, **self.timms())
-
-    def whole(self) -> list[Any]:
-        """The first stages for a whole image, as in evaluation with crop_pct 1; those of "crop" crop nothing yet."""
-        return replace(self, crop_pct=1.0).transform().transforms[: 1 if self.fit == "crop" else 2]
+        transform: Compose = create_transform(is_training=False, **how, **self.timms())
+        if self.fit == "pad":
+            transform.transforms[0].get_params = size_to_pad
+        return transform
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
         """Open an image for the transforms, `whole` or not; see `TrainPipeline.open`."""
@@ -89,13 +84,10 @@ class Preprocessing:
 class Augmentation:
     """How training images are augmented."""
 
-    train_crop: TrainCrop = "resized"
-    """"resized" is a random crop resized to the image size, or made square as `fit` says. "simple" is DeiT III's simple
-    random crop: the shorter side resized, 4 pixels of reflection added around, a random square cut out."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Range of the area of the "resized" crop, as a share of the image."""
+    """Range of the area of the random crop, as a share of the image."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Range of the aspect ratio (width / height) of the "resized" crop."""
+    """Range of the aspect ratio (width / height) of the random crop, before it is made square as `fit` says."""
     hflip: float = 0.5
     """Probability of a horizontal flip."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
@@ -112,7 +104,6 @@ class Augmentation:
     """Probability of erasing a box of pixels."""
 
     def __post_init__(self) -> None:
-        check_choice(self, {"train_crop": get_args(TrainCrop)})
         check_share(self, "hflip", "erase_prob")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UserError(f"scale must be two shares of at most 1, the smaller first, got {list(self.scale)}")
@@ -122,18 +113,14 @@ class Augmentation:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
-        if self.color_jitter is not None and "3a" not in (self.auto_augment or "3a"):
-            rank_zero_info(f"color_jitter {self.color_jitter} is left out beside auto_augment, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
         """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalised."""
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
-        if self.train_crop == "simple":
-            moved = RandomCrop(preprocessing.img_size, padding=PADDING, padding_mode="reflect")
-            first[:1] = [*preprocessing.whole(), moved]
-        elif preprocessing.fit != "crop":
-            first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
+        if preprocessing.fit != "crop":
+            squared = replace(preprocessing, crop_pct=1.0).transform().transforms[:2]
+            first[:1] = [ShapedCrop(self.scale, self.ratio), *squared]
         if len(preprocessing.mean) == 1:
             final.insert(2, itemgetter(slice(1)))  # normalised, one of grey's equal three
         return Compose([*first, *policy, *self.own_operations(), *final])
@@ -146,6 +133,11 @@ class Augmentation:
         """Arguments of timm's `create_transform` that training alone has."""
         same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
         return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
+
+
+def size_to_pad(image: Any, *target: Any) -> list[int]:
+    """timm's (height, width) of an image that is padded, but at least a pixel: timm rounds a thin image's to none."""
+    return [max(1, side) for side in ResizeKeepRatio.get_params(image, *target)]
 
 
 class ShapedCrop:
@@ -181,10 +173,7 @@ class TrainPipeline(Protocol):
     def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None: ...
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Any:
-        """Open an image for one crop, or decode it `whole`, once, for several.
-
-        Raises UnreadableImageError, which gives an image without a path this name.
-        """
+        """Open an image for one crop, or decode it `whole` for several. Raises UnreadableImageError with this name."""
 
     def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
         """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""

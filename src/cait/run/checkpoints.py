@@ -6,13 +6,12 @@ import os
 import time
 import zipfile
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
@@ -108,8 +107,6 @@ class LastCheckpoint(Checkpoint):
         self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
         self.signals = StopSignals()
         self._due, self._stop = False, 0
-        self._wants_to_stop = self._brought_forward = False
-        self._patience: list[tuple[EarlyStopping, dict[str, Any]]] = []
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":  # by now the data module has refused a checkpoint of other data
@@ -120,7 +117,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
         self._last_save = time.monotonic()
-        self._wants_to_stop = False
         # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
         trainer.should_stop |= any(each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
         start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
@@ -137,28 +133,18 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._stop_at_a_step(trainer)
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
-        self._note_patience(trainer)
         self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if self.signals.is_due(trainer):
             self._ask(trainer)
         if not _validation_follows(trainer):
             self._save_and_leave(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._brought_forward = trainer.should_stop and not _is_validation_due(trainer)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        if self._brought_forward:
-            self._put_back_patience()
-        else:
-            self._note_patience(trainer)
-        self._stop_at_a_step(trainer)
         self._due |= trainer.global_step == 0  # what was done before the first step took time
         if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
             self._ask(trainer)
@@ -169,20 +155,6 @@ class LastCheckpoint(Checkpoint):
         is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
         stop, save = self.signals.agreed(trainer, is_over)
         self._stop, self._due = self._stop or stop, self._due or save
-
-    def _note_patience(self, trainer: Trainer) -> None:
-        # A stop amid an epoch brings a validation and the end of the epoch forward. Neither counts for the patience of
-        # an early stop, because a run that nobody stops does not have them.
-        self._patience = [(each, deepcopy(each.state_dict())) for each in trainer.early_stopping_callbacks]
-
-    def _put_back_patience(self) -> None:
-        for callback, state in self._patience:
-            callback.load_state_dict(state)
-
-    def _stop_at_a_step(self, trainer: Trainer) -> None:
-        """Let a stop amid an accumulation wait for the optimizer's step."""
-        self._wants_to_stop |= trainer.should_stop
-        trainer.should_stop = self._wants_to_stop and not trainer.fit_loop._should_accumulate()
 
     def _save_and_leave(self, trainer: Trainer) -> None:
         """Save if it is due, and leave if a signal wants it."""
@@ -197,8 +169,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
             trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-        else:
-            self._put_back_patience()
         self.save(trainer)
         self._ask(trainer)
         if self._stop:
@@ -238,15 +208,6 @@ def _validation_follows(trainer: Trainer) -> bool:
     """Whether validation or the end of the epoch follows the batch that has just been trained on."""
     loop: Any = trainer.fit_loop
     return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-
-
-def _is_validation_due(trainer: Trainer) -> bool:
-    """Whether validation follows the last batch even if nothing stops the run."""
-    stops, trainer.should_stop = trainer.should_stop, False
-    try:
-        return _validation_follows(trainer)
-    finally:
-        trainer.should_stop = stops
 
 
 def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:

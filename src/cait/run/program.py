@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cait.errors import UserError, one_line, to_type
 from cait.run import rundir
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment
-    from torch.distributed import Store, TCPStore
+    from torch.distributed import Store
 
     from cait.data.datamodule import ImageNetDataModule
     from cait.train.module import CaiTModule
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 WAIT = timedelta(minutes=30)
 """How long a process waits for the others before they train; Lightning's limit for what comes later is the same."""
-PATIENCE = timedelta(seconds=5)
-"""How long a process tries a port at which nobody may answer."""
 
 
 class Processes:
@@ -93,7 +90,7 @@ class Processes:
         from torch.distributed import PrefixStore
 
         rank, size = cluster.global_rank(), cluster.world_size()
-        self._store = self._store or _open_store(cluster, WAIT)
+        self._store = self._store or _open_store(cluster)
         store = PrefixStore(f"cait/agreement {self._agreements}", self._store)
         self._agreements += 1
         store.set(str(rank), json.dumps(own))
@@ -126,40 +123,21 @@ class Processes:
                     )
 
 
-def _open_store(cluster: ClusterEnvironment, wait: timedelta) -> Store:
-    """Connect to a store that process 0 serves for this start alone. `torch.distributed` will use it too."""
-    from torch.distributed import TCPStore
+def _open_store(cluster: ClusterEnvironment) -> Store:
+    """Connect to the store by which torch will connect the processes too.
 
-    address, port, is_first = cluster.main_address, cluster.main_port, cluster.global_rank() == 0
-    common: dict[str, Any] = dict(timeout=wait, multi_tenant=True, wait_for_workers=False)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return TCPStore(address, port, is_master=is_first, **common)
-    # torchrun's own store outlives the processes. After a restart it still holds the addresses of those that were
-    # killed, and Gloo and NCCL would connect to them. So it only says at which port process 0 serves another.
-    torchruns = TCPStore(address, port, **common)
-    if is_first:
-        store = TCPStore(address, 0, is_master=True, **common)
-        torchruns.set("cait/port", str(store.port))
-    else:
-        store = _announced_store(torchruns, address, wait, common)
-    os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    Raises:
+        UserError: torchrun may start them again, and its store would give them the addresses of those that were killed.
+    """
+    from torch.distributed import rendezvous
+
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        remedy = "give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
+        raise UserError(f"torchrun's --max-restarts {restarts} needs a new store for each start: {remedy}")
+    os.environ |= {"MASTER_ADDR": cluster.main_address, "MASTER_PORT": str(cluster.main_port)}  # as in SLURM
+    store, _, _ = next(rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT))
     return store
-
-
-def _announced_store(torchruns: Store, address: str, wait: timedelta, common: dict[str, Any]) -> TCPStore:
-    """The store of process 0, whose port stands in torchrun's."""
-    from torch.distributed import TCPStore
-
-    end = time.monotonic() + wait.total_seconds()
-    while True:
-        try:
-            store = TCPStore(address, int(torchruns.get("cait/port")), **common | {"timeout": PATIENCE})
-        except RuntimeError:  # a port of the start before, where nobody answers any more
-            if time.monotonic() > end:
-                raise
-        else:
-            store.set_timeout(wait)
-            return store
 
 
 @dataclass

@@ -17,12 +17,10 @@ from PIL import Image
 from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
 from timm.data.random_erasing import RandomErasing
-from timm.data.transforms import ResizeKeepRatio
 from torch import Tensor
-from torchvision.transforms import RandomCrop
 
 from cait.data.reading import RawImage
-from cait.data.transforms import PADDING, Augmentation, Erased, Preprocessing, ShapedCrop
+from cait.data.transforms import Augmentation, Erased, Preprocessing, ShapedCrop, size_to_pad
 from cait.extras.fast_input.batches import HELD, SharedBatches, collate
 from cait.extras.fast_input.decode import OpenImage, choose, open_image
 from cait.extras.fast_input.ops import on_arrays
@@ -53,10 +51,8 @@ class Augment:
         self.reading, self.size = preprocessing.reading, self.resized_crop.size
         self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
         self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in settings["mean"]]
-        self.crop = self._simple_crop if augmentation.train_crop == "simple" else self._resized_crop
-        if self.fit != "crop":
-            self.shaped = ShapedCrop(augmentation.scale, augmentation.ratio)
-            self.crop = self._moved_square if augmentation.train_crop == "simple" else self._shaped_crop
+        self.shaped = ShapedCrop(augmentation.scale, augmentation.ratio)
+        self.crop = self._resized_crop if self.fit == "crop" else self._shaped_crop
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
         fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
         self.array_ops: list[Any] = policy if fast else []
@@ -99,37 +95,19 @@ class Augment:
         pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
         return resize(pixels, self.size, self.interpolation)
 
-    def _simple_crop(self, image: OpenImage) -> Tensor:
-        """DeiT III's simple random crop, as timm's backend makes it, to uint8 [S, S, 3]."""
-        width, height = image.size
-        side, short = self.size[0], min(width, height)
-        resized = (int(side * height / short), int(side * width / short))
-        return self._moved(resize(image.crop((0, 0, height, width)), resized, self.interpolation))
-
     def _shaped_crop(self, image: OpenImage) -> Tensor:
         """The random crop of `fit` pad and squash, to uint8 [S, S, 3]; only the crop is decoded."""
         return self._square(image.crop(self.shaped.box(*image.size)))
-
-    def _moved_square(self, image: OpenImage) -> Tensor:
-        """The whole image, squashed or padded, and moved by up to 4 pixels, to uint8 [S, S, 3]."""
-        width, height = image.size
-        return self._moved(self._square(image.crop((0, 0, height, width))))
 
     def _square(self, pixels: np.ndarray) -> Tensor:
         """Squash or pad [height, width, 3] to [S, S, 3]."""
         if self.fit == "squash":
             return resize(pixels, self.size, self.interpolation)
-        height, width = ResizeKeepRatio.get_params(torch.empty(pixels.shape[:2], device="meta"), self.size, 1.0)
+        height, width = size_to_pad(torch.empty(pixels.shape[:2], device="meta"), self.size, 1.0)
         top, left = ((side - part) // 2 for side, part in zip(self.size, (height, width), strict=True))
         square = torch.tensor(self.fill, dtype=torch.uint8).repeat(*self.size, 1)
         square[top : top + height, left : left + width] = resize(pixels, (height, width), self.interpolation)
         return square
-
-    def _moved(self, pixels: Tensor) -> Tensor:
-        """A random square [S, S, 3] of pixels with 4 of reflection around."""
-        padded = np.pad(pixels.numpy(), ((PADDING, PADDING), (PADDING, PADDING), (0, 0)), mode="reflect")
-        top, left, _, _ = RandomCrop.get_params(torch.empty(padded.shape[:2], device="meta"), self.size)
-        return torch.from_numpy(padded[top : top + self.size[0], left : left + self.size[1]].copy())
 
     def _erased(self) -> Erased | None:
         """Draw the box as timm's RandomErasing does. timm also draws the noise at once; this draws its seed."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cait.data.folder import class_folders
-from cait.data.listing import HIDDEN, OTHER, Files, list_images
+from cait.data.listing import OTHER, Files, list_images
 from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 
@@ -132,16 +132,13 @@ def survey(
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count what is not listed in class folders and beside them by the reason, other files by their suffix.
-
-    What is hidden is not counted.
-    """
+    """Count what is not listed in class folders and beside them by the reason, other files by their suffix."""
     found: Counter[str] = Counter()
     for folder in folders:
         places = class_folders(folder)
         for why, paths in list_images(folder, [places[name] for name in names if name in places]).left_out.items():
             if why == OTHER:
                 found.update(Path(path).suffix.lower() or "no suffix" for path in paths)
-            elif why != HIDDEN:
+            else:
                 found[why] += len(paths)
     return dict(found.most_common())
