@@ -9,7 +9,7 @@ from typing import Any
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError
-from cait.extras.root_name import root_name
+from cait.extras.words import root_name
 from cait.run import rundir
 
 SEVERAL = {"average_precision": "average precision", "f1": "F1", "thresholds": "threshold"}

@@ -13,7 +13,7 @@ from cait.cli.options import Options, named_run
 from cait.errors import UserError, console, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
-from cait.extras.network_name import network_name
+from cait.extras.words import network_name
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten

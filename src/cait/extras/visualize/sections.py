@@ -19,8 +19,8 @@ from cait.data.folder import FolderSource, scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, page, plots
-from cait.extras.network_name import network_name
 from cait.extras.visualize import attention, mistakes
+from cait.extras.words import network_name
 from cait.model import network
 
 PAGE, TABLE = "index.html", "labels.csv"
