@@ -101,7 +101,8 @@ class Grey:
     """An image whose boxes are grey, as Pillow makes them; the channels are equal."""
 
     def __init__(self, coloured: OpenImage) -> None:
-        self.coloured, self.size = coloured, coloured.size
+        self.coloured = coloured
+        self.size: tuple[int, int] = coloured.size
 
     def crop(self, box: Box) -> np.ndarray:
         return np.array(Image.fromarray(self.coloured.crop(box)).convert("L").convert("RGB"))

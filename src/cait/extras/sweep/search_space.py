@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
@@ -16,8 +16,6 @@ from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
 from cait.train.metrics import known_mode
 
-Axis = CategoricalDistribution | FloatDistribution | IntDistribution
-"""The values of a setting: choices as the command line takes them, or a range of numbers."""
 SAMPLERS: dict[str, Any] = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS: dict[str, Any] = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
 SHAPE = {
@@ -54,7 +52,7 @@ class SearchSpace:
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
         self.settings: Settings = flatten(content.get("settings", {}))
-        self.axes = {str(name): self._axis(str(name), axis) for name, axis in content["space"].items()}
+        self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
         self.metric: str = self.settings.get("best_metric", "val/acc1")
         self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"
         self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
@@ -69,7 +67,8 @@ class SearchSpace:
         disk.check_shape(content, SHAPE, self.path)
         return {key: value for key, value in content.items() if value is not None}
 
-    def _axis(self, name: str, given: Any) -> Axis:
+    def _axis(self, name: str, given: Any) -> BaseDistribution:
+        """The values of a setting: choices as the command line takes them, or a range of numbers."""
         try:
             if isinstance(given, list):
                 return CategoricalDistribution([as_text(value) for value in given])
