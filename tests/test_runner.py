@@ -1,14 +1,13 @@
-"""Runs that a program starts: stopped together, resumed when there is a checkpoint, and why they failed."""
+"""Runs that a program starts: resumed when there is a checkpoint, stopped, and why they failed."""
 
 from __future__ import annotations
 
 import signal
-from concurrent.futures import as_completed
 from pathlib import Path
 
 import pytest
 
-from cait.extras.runner import OUTPUT, Runner, failure
+from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.run.program import Program
 
 
@@ -22,46 +21,23 @@ def other(folder: Path, code: str) -> Program:
 def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
-    runner = Runner(other(tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)"))
-    assert runner.run(folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
-    place = f"--trainer.default_root_dir={tmp_path} --run_name=mine"
-    assert failure(folder, 3) == f"fit --model.lr=1 {place} here"
+    program = other(tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)")
+    assert train_run(program, folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
+    assert failure(folder, 3) == f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
     (folder / "checkpoints/last.ckpt").touch()
-    runner.run(folder, ["--model.lr=1"], {"EXTRA": ""})
+    train_run(program, folder, ["--model.lr=1"], {"EXTRA": ""})
     assert (folder / OUTPUT).read_text().splitlines()[1:] == [f"resume {folder} "]
 
 
-def test_a_run_is_stopped_once_it_is_enough(tmp_path: Path) -> None:
-    runner = Runner(other(tmp_path, "import time; print('here', flush=True); time.sleep(600)"))
-    started = (tmp_path / OUTPUT).exists
-    assert runner.run(tmp_path, [], {}, lambda: started() and bool((tmp_path / OUTPUT).read_text())) == -signal.SIGTERM
-
-
-def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
-    runner, statuses = Runner(other(tmp_path, "import time; time.sleep(600)")), []
-
-    def fails() -> None:
-        raise ValueError("the disk is full")
-
-    def both() -> None:
-        with runner.threads(2) as pool:
-            jobs = [pool.submit(lambda: statuses.append(runner.run(tmp_path, [], {}))), pool.submit(fails)]
-            for job in as_completed(jobs):
-                job.result()
-
-    with pytest.raises(ValueError, match="the disk is full"):
-        both()
-    assert statuses == [-signal.SIGTERM]
-    assert runner.run(tmp_path, [], {}) == -signal.SIGTERM  # no more are started
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_the_end_of_a_terminal_stops_as_ctrl_c_does(signum: int, capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
+def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = other(tmp_path, "import time; print('here', flush=True); time.sleep(600)")
+    assert train_run(program, tmp_path, [], is_enough=(tmp_path / OUTPUT).read_text) == -signal.SIGTERM  # type: ignore[arg-type]
+    assert failure(tmp_path, -signal.SIGTERM) == "killed by signal 15"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
-        with pytest.raises(KeyboardInterrupt), Runner(Program(), "trials").threads(1):
-            signal.raise_signal(signum)
-        assert signal.getsignal(signum) == signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt), interruptible("trials"):
+            train_run(program, tmp_path, [], is_enough=lambda: signal.raise_signal(signal.SIGHUP))  # type: ignore[arg-type]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     finally:
-        signal.signal(signum, before)
+        signal.signal(signal.SIGHUP, before)
     assert "The trials have saved; the same command continues them" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras import curves
-from cait.extras.runner import OUTPUT, Runner, failure
+from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.guards.configurations import check_run_name
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
@@ -51,10 +51,9 @@ def crossval(arguments: list[str], program: Program) -> None:
     disk.check_inside(folder)
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(count)]
-    runner = Runner(program, "folds")
-    with runner.threads(1) as pool:  # it stops them and says so
+    with interruptible("folds"):
         for fold, run in enumerate(runs):
-            pool.submit(_train, runner, run, fold, settings).result()
+            _train(program, run, fold, settings)
             print(f"fold {fold} of {count}: {os.path.relpath(run)}", flush=True)
     _report(folder, runs)
     _doubt(folder, runs, program)
@@ -79,15 +78,15 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     disk.write_json(path, list(settings))
 
 
-def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> None:
+def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> None:
     """Train a fold to its end, or on to it. Raises UserError if that fails."""
     if (run / rundir.FINISHED).exists():
         return
     run.mkdir(exist_ok=True)
     first = rundir.config(run.with_name("fold-0")) if fold else None
     chosen = [f"--config={first}"] if first else settings
-    status = runner.run(run, [*chosen, f"--data.fold={fold}"], {})
-    if not status or runner.stopped.is_set():
+    status = train_run(program, run, [*chosen, f"--data.fold={fold}"])
+    if not status:
         return
     reason = failure(run, status)
     if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import threading
 import time
-from concurrent.futures import as_completed
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress
 
 from cait import cores, disk
 from cait.cli.options import Options
 from cait.errors import UserError, console
-from cait.extras.runner import OUTPUT, Runner, failure
+from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.run import rundir
 from cait.run.program import Program
 from contrib.study import report
@@ -34,7 +36,7 @@ def study(arguments: list[str], program: Program) -> None:
     grid = Grid(given.grid, given.size, given.data, settings)
     disk.check_inside(given.out)
     jobs = given.jobs or (1 if given.data else cores.share(1))
-    runs = StudyRuns(grid, given.out, jobs, Runner(program))
+    runs = StudyRuns(grid, given.out, jobs, program)
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
     results = runs.finished()
@@ -69,7 +71,8 @@ class StudyRuns:
     folder: Path
     jobs: int
     """Runs at a time, which share the cores."""
-    runner: Runner
+    program: Program
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def finished(self) -> dict[str, Result]:
         """The existing results, by the name of the run; a UserError if one has other settings, finished or not."""
@@ -94,8 +97,9 @@ class StudyRuns:
         write_result(folder, settings, None)
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
-        status = self.runner.run(folder, [f"--config={self.grid.config}", *settings], variables)
-        if self.runner.stopped.is_set():
+        arguments = [f"--config={self.grid.config}", *settings]
+        status = train_run(self.program, folder, arguments, variables, self.stopped.is_set)
+        if self.stopped.is_set():
             return None
         result = result_of(run, folder, time.monotonic() - start)
         if status and not result.failed:
@@ -110,16 +114,22 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not missing:
         return results
-    with Progress(speed_estimate_period=600, console=console()) as progress, runs.runner.threads(runs.jobs) as pool:
+    how: Any = dict(speed_estimate_period=600, console=console())
+    with interruptible("runs"), Progress(**how) as progress, ThreadPoolExecutor(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
-        for future in as_completed(waiting):
-            run, result = waiting[future], future.result()
-            if result is not None:
-                results[run.name] = result
-                progress.advance(task, run.depth)
-                reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
-                progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
+        try:
+            for future in as_completed(waiting):
+                run, result = waiting[future], future.result()
+                if result is not None:
+                    results[run.name] = result
+                    progress.advance(task, run.depth)
+                    reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
+                    progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
+        except BaseException:
+            runs.stopped.set()  # those that train save
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return results
 
 

@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, Trainer
 from modules import FIELDS, module
 
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.clock import Clock
 from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
 from cait.guards.nonfinite import NonFiniteGuard
@@ -43,9 +42,7 @@ def run(spy: Spy, net: Any, data: ImageNetDataModule, folder: Path, **settings: 
         def on_train_epoch_end(self, *args: object) -> None:
             spy.waits = []
 
-    clock = Clock()
-    callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
-    callbacks.append(Banner(data, folder, clock))
+    callbacks = [Mark(), StepSeed(0), RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9), Banner(data, folder)]
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),

@@ -20,7 +20,6 @@ from harness import LIMIT, environment
 
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.runner import Runner
 from cait.model.config import variant_config
 from cait.run.program import Program
 from contrib.study import report
@@ -181,8 +180,8 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
-    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), 1, Runner(Program()))
-    runs.runner.stopped.set()
+    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), 1, Program())
+    runs.stopped.set()
     assert runs.train(runs.grid.runs[0]) is None
     assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None
     assert runs.finished() == {}

@@ -8,7 +8,7 @@ from typing import Any
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError
-from cait.extras.root_name import root_name
+from cait.extras.words import root_name
 from cait.run import rundir
 
 NUMBER = (int, float)

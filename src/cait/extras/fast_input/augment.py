@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from timm.data import create_transform
-from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
+from timm.data.auto_augment import RandAugment
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
@@ -35,9 +33,9 @@ RESIZED_BY_TORCH = ("bilinear", "bicubic")
 class Augment:
     """timm's training transform as a `cait.data.transforms.TrainPipeline`: the same draws, nearly the same pixels.
 
-    It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of `ops.py`; timm
-    and Pillow do the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the
-    global generators of `random`, numpy and torch in timm's order.
+    It decodes only the crop and resizes it with torch. RandAugment uses the operations of `ops.py`; timm and Pillow do
+    the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the global generators
+    of `random`, numpy and torch in timm's order.
     """
 
     name = "cait"  # in checkpoints: scripts/rename.py leaves it
@@ -52,23 +50,20 @@ class Augment:
         self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
         self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in settings["mean"]]
         self.shaped = ShapedCrop(augmentation.scale, augmentation.ratio)
-        self.crop = self._resized_crop if self.fit == "crop" else self._shaped_crop
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
-        fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
-        self.array_ops: list[Any] = policy if fast else []
-        self.image_ops: list[Any] = [*([] if fast else policy), *augmentation.own_operations()]
+        self.array_ops = [part for part in policy if isinstance(part, RandAugment)]
+        self.image_ops = [part for part in policy if part not in self.array_ops] + augmentation.own_operations()
         for part in self.array_ops:
-            if isinstance(part, RandAugment):
-                part.ops = np.array(part.ops)  # numpy, which draws from them, would make it for each image
-        for op in chain.from_iterable(map(operations, self.array_ops)):
-            op.aug_fn = on_arrays(op.aug_fn)
+            for op in part.ops:
+                op.aug_fn = on_arrays(op.aug_fn)
+            part.ops = np.array(part.ops)  # numpy, which draws from them, would make it for each image
 
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `open_image` in decode.py."""
         return open_image(raw, name, whole, self.decoder, self.reading)
 
     def __call__(self, image: OpenImage) -> tuple[Tensor, Erased | None]:
-        crop = self.crop(image)
+        crop = self._cropped(image)
         flipped = self.hflip > 0 and torch.rand(1).item() < self.hflip
         pixels = (crop.flip(1) if flipped else crop).numpy()
         for op in self.array_ops:
@@ -83,21 +78,18 @@ class Augment:
     @staticmethod
     def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
         """What makes batches of `size` bytes; each worker has `ready` of them."""
-        shared = workers > 0 and sys.platform == "linux"  # elsewhere memory that is shared has a file
-        return partial(collate, memory=SharedBatches(workers, ready + HELD, size) if shared else None)
+        return partial(collate, memory=SharedBatches(workers, ready + HELD, size) if workers else None)
 
-    def _resized_crop(self, image: OpenImage) -> Tensor:
-        """timm's random crop, resized to uint8 [S, S, 3]; only the crop is decoded."""
+    def _cropped(self, image: OpenImage) -> Tensor:
+        """The random crop of the settings as uint8 [S, S, 3]; only the crop is decoded."""
         width, height = image.size
+        if self.fit != "crop":
+            return self._square(image.crop(self.shaped.box(width, height)))
         timms = self.resized_crop
         box = timms.get_params(torch.empty(height, width, device="meta"), timms.scale, timms.ratio)
         # timm's crop of a tiny image may be empty; Pillow makes that black.
         pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
         return resize(pixels, self.size, self.interpolation)
-
-    def _shaped_crop(self, image: OpenImage) -> Tensor:
-        """The random crop of `fit` pad and squash, to uint8 [S, S, 3]; only the crop is decoded."""
-        return self._square(image.crop(self.shaped.box(*image.size)))
 
     def _square(self, pixels: np.ndarray) -> Tensor:
         """Squash or pad [height, width, 3] to [S, S, 3]."""
@@ -122,11 +114,6 @@ class Augment:
                 top, left = random.randint(0, height - h), random.randint(0, width - w)
                 return random.getrandbits(63), top, left, h, w
         return None
-
-
-def operations(part: RandAugment | AutoAugment) -> Iterator[AugmentOp]:
-    """All operations of a policy."""
-    yield from part.ops if isinstance(part, RandAugment) else chain.from_iterable(part.policy)
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:

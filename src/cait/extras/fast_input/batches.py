@@ -7,11 +7,9 @@ That memory also lies in /dev/shm, which containers keep small.
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from itertools import count
 from mmap import mmap
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -50,7 +48,7 @@ def _tensors(rest: list[Any]) -> list[Any]:
 
 
 class SharedBatches:
-    """Places for batches of images, a few for each worker, shared with the workers, however they start.
+    """Places for batches of images, a few for each worker, shared with the workers that are forked.
 
     A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
     the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
@@ -62,20 +60,15 @@ class SharedBatches:
     """
 
     def __init__(self, workers: int, places: int, size: int) -> None:
-        self.places, self.size = places, size
-        self.key, self.file = next(KEYS), os.memfd_create("batches")
-        weakref.finalize(self, os.close, self.file).atexit = False
-        os.ftruncate(self.file, workers * places * (size + 1))  # costs nothing until it is written to
-        self._map(workers * places)
+        self.places, self.size, self.key = places, size, next(KEYS)
+        count = workers * places
+        self.memory = mmap(-1, count * (size + 1))  # shared; costs nothing until it is written to
+        self.taken = np.frombuffer(self.memory, np.uint8, count, count * size)
         MEMORIES[self.key] = self
 
-    def _map(self, places: int) -> None:
-        self.memory = mmap(self.file, places * (self.size + 1))
-        self.taken = np.frombuffer(self.memory, np.uint8, places, places * self.size)
-
     def __reduce__(self) -> Any:
-        """On the way to a worker that is not forked from this process."""
-        return _attached, (DupFd(self.file), self.key, self.places, self.size, len(self.taken))
+        """A worker that is started anew has none, and sends its batches as PyTorch does."""
+        return type(None), ()
 
     def put(self, images: list[Tensor]) -> tuple[Any, ...] | None:
         """Stack images in a place of this worker and say where; None if it has no room, and outside of workers."""
@@ -95,13 +88,6 @@ class SharedBatches:
 
     def free(self, place: int) -> None:
         self.taken[place] = 0
-
-
-def _attached(file: Any, key: int, places: int, size: int, count: int) -> SharedBatches:
-    batches = SharedBatches.__new__(SharedBatches)
-    batches.key, batches.file, batches.places, batches.size = key, file.detach(), places, size
-    batches._map(count)
-    return batches
 
 
 class InMemory:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from cait.data.reading import (
     AS_SEEN,
+    ORIENTATIONS,
     PUBLISHED,
     RawImage,
     Reading,
@@ -48,7 +49,7 @@ PPM = re.compile(rb"P6\n(\d{1,9}) (\d{1,9})\n255\n")
 
 
 class Frame(NamedTuple):
-    """What the header of a JPEG file says."""
+    """What the header of a file says."""
 
     kind: int
     """Marker of the frame."""
@@ -57,26 +58,18 @@ class Frame(NamedTuple):
     height: int
     scan: int
     """Where the first scan starts."""
-
-
-class OpenImage(Protocol):
-    """An opened RGB image; its boxes can be decoded."""
-
-    size: tuple[int, int]
-    """(width, height) in pixels"""
-
-    def crop(self, box: Box) -> np.ndarray:
-        """The pixels of the box, uint8 [height, width, 3]. Raises UnreadableImageError."""
-        ...
+    has_exif: bool
+    """Whether there may be EXIF data."""
 
 
 class DecodedImage:
-    """An image in memory, uint8 [height, width, 3]."""
+    """An image in memory, uint8 [height, width, 3]; its `size` is (width, height)."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels, self.size = pixels, (pixels.shape[1], pixels.shape[0])
 
     def crop(self, box: Box) -> np.ndarray:
+        """The pixels of the box, uint8 [height, width, 3], the caller's own."""
         top, left, height, width = box
         return self.pixels[top : top + height, left : left + width].copy()
 
@@ -104,41 +97,19 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
-class Upright:
-    """An image whose EXIF orientation is applied to each box.
-
-    Args:
-        stored: the image as it lies in the file.
-        orientation: 1 to 8.
-    """
-
-    def __init__(self, stored: OpenImage, orientation: int) -> None:
-        self.stored = stored
-        self.transposed = orientation in (5, 6, 7, 8)
-        self.up_down, self.left_right = orientation in (3, 4, 6, 7), orientation in (2, 3, 7, 8)  # of the stored image
-        self.size = stored.size[::-1] if self.transposed else stored.size
-
-    def crop(self, box: Box) -> np.ndarray:
-        top, left, height, width = box
-        if self.transposed:
-            top, left, height, width = left, top, width, height
-        if self.up_down:
-            top = self.stored.size[1] - top - height
-        if self.left_right:
-            left = self.stored.size[0] - left - width
-        pixels = self.stored.crop((top, left, height, width))
-        pixels = pixels[:: -1 if self.up_down else 1, :: -1 if self.left_right else 1]
-        return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
-
-
 class Grey:
     """An image whose boxes are grey, as Pillow makes them; the channels are equal."""
 
     def __init__(self, coloured: OpenImage) -> None:
-        self.coloured, self.size = coloured, coloured.size
+        self.coloured = coloured
+        self.size: tuple[int, int] = coloured.size
 
     def crop(self, box: Box) -> np.ndarray:
         return np.array(Image.fromarray(self.coloured.crop(box)).convert("L").convert("RGB"))
+
+
+OpenImage = DecodedImage | JpegStream | Grey
+"""An opened RGB image; its boxes can be decoded."""
 
 
 def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
@@ -162,16 +133,17 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
-            return _prepared(_fast(data, name, decoder, reading), whole, reading)
+            image = _fast(data, name, decoder, reading)
+            image = Grey(image) if reading.in_chans == 1 else image
+            return DecodedImage(_whole(image)) if whole else image
         except Exception:  # of any kind; Pillow decides
             pass
     return _by_pillow(BytesIO(data), name, reading)
 
 
-def _prepared(image: OpenImage, whole: bool, reading: Reading) -> OpenImage:
-    image = Grey(image) if reading.in_chans == 1 else image
+def _whole(image: OpenImage) -> np.ndarray:
     width, height = image.size
-    return DecodedImage(image.crop((0, 0, height, width))) if whole else image
+    return image.crop((0, 0, height, width))
 
 
 def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
@@ -181,9 +153,9 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
     if found := PPM.match(data):
-        frame, has_exif = Frame(0, 3, int(found[1]), int(found[2]), found.end()), False
+        frame = Frame(0, 3, int(found[1]), int(found[2]), found.end(), has_exif=False)
     else:
-        frame, has_exif = _header(data)
+        frame = _header(data)
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
     check_size(frame.width, frame.height)
@@ -191,10 +163,11 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
         pixels = np.frombuffer(data, np.uint8, 3 * frame.width * frame.height, frame.scan)
         return DecodedImage(pixels.reshape(frame.height, frame.width, 3))
     image = _stored(data, name, decoder, frame)
-    if reading.exif_orientation and has_exif:
+    if reading.exif_orientation and frame.has_exif:
         with open_picture(BytesIO(data)) as header:
-            turned = orientation(header)
-        return image if turned == 1 else Upright(image, turned)
+            upright = ORIENTATIONS.get(orientation(header))
+        if upright is not None:
+            return DecodedImage(np.asarray(Image.fromarray(_whole(image)).transpose(upright)))
     return image
 
 
@@ -221,8 +194,8 @@ def _is_one_scan(data: bytes, start: int) -> bool:
     return marker is not None and marker.start() == end
 
 
-def _header(data: bytes) -> tuple[Frame, bool]:
-    """The frame, and whether there may be EXIF data; raises any error without a header."""
+def _header(data: bytes) -> Frame:
+    """The header of a JPEG file; raises any error without one."""
     place, kind, components, width, height, has_exif = 2, 0, 0, 0, 0, False
     while True:
         start, marker = data[place], data[place + 1]
@@ -234,7 +207,7 @@ def _header(data: bytes) -> tuple[Frame, bool]:
             height, width = (int.from_bytes(data[place + at : place + at + 2]) for at in (5, 7))
         place += 2 + int.from_bytes(data[place + 2 : place + 4])
         if marker == 0xDA:  # start of scan
-            return Frame(kind, components, width, height, place), has_exif
+            return Frame(kind, components, width, height, place, has_exif)
 
 
 def choose() -> Decoder:

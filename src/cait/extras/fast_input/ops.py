@@ -108,11 +108,11 @@ def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
     return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
 
 
-def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int, relative: bool) -> np.ndarray:
-    """Shift by `amount` pixels, or by `amount` of the side."""
+def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int) -> np.ndarray:
+    """Shift by `amount` of the side."""
     height, width, _ = pixels.shape
     size = pixels.shape[axis]
-    shift = amount * size if relative else amount
+    shift = amount * size
     whole = math.floor(shift)
     moved = np.empty_like(pixels)
     moved.reshape(height, -1)[:] = np.tile(np.array(fill, np.uint8), width)
@@ -163,10 +163,8 @@ SCRATCH: dict[int, Tensor] = {}
 SHIFTS: dict[Callable[..., Image.Image], Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     auto_augment.shear_x: _sheared,
     auto_augment.shear_y: _sheared_along_y,
-    auto_augment.translate_x_abs: partial(_translated, axis=1, relative=False),
-    auto_augment.translate_x_rel: partial(_translated, axis=1, relative=True),
-    auto_augment.translate_y_abs: partial(_translated, axis=0, relative=False),
-    auto_augment.translate_y_rel: partial(_translated, axis=0, relative=True),
+    auto_augment.translate_x_rel: partial(_translated, axis=1),
+    auto_augment.translate_y_rel: partial(_translated, axis=0),
 }
 OPERATIONS: dict[Callable[..., Image.Image], Callable[..., np.ndarray]] = {
     auto_augment.invert: _invert,

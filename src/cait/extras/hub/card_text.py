@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
-from cait.extras.network_name import network_name
+from cait.extras.words import network_name
 from cait.plugins import Results
 
 LEFT_OUT = {

@@ -15,11 +15,11 @@ from typing import Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
-from cait.extras.clock import duration
 from cait.extras.recipe.anatomy import Anatomy, look
 from cait.extras.recipe.survey import MINUTES, Machine, Survey
 from cait.extras.recipe.trial import Pace, Trial, devices_of
 from cait.extras.recipe.weights import Weights
+from cait.extras.words import duration
 from cait.model.config import VARIANTS
 
 SMALL = 64

@@ -13,20 +13,19 @@ def callbacks(run: Run) -> list[Any]:
     from lightning.pytorch.callbacks import ProgressBar
 
     from cait.errors import console
-    from cait.extras.clock import Clock
     from cait.extras.screen.banner import Banner
     from cait.extras.screen.progress import EpochLines, RunProgressBar
     from cait.extras.screen.summary import RunSummary
 
-    shown: list[Any] = [clock := Clock()]
+    shown: list[Any] = []
     if run.trainer.enable_progress_bar is not False:
         named = run.trainer.callbacks if isinstance(run.trainer.callbacks, list) else [run.trainer.callbacks]
         if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in named):
             shown.append(RunProgressBar())
-        shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
+        shown.append(EpochLines(console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
-        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock))
+        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
-        shown.append(RunSummary(run, clock))
+        shown.append(RunSummary(run))
     return shown

@@ -1,26 +1,26 @@
-"""The table of what is going to run, warnings, and after some steps an estimate of the time."""
+"""The table of what is going to run, and after some steps an estimate of the time."""
 
 from __future__ import annotations
 
-import shutil
+import time
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import rich
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
-from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import console, printable
-from cait.extras.clock import Clock, duration
-from cait.extras.gmacs import forward_gmacs
-from cait.extras.network_name import network_name
-from cait.extras.screen.doubts import checkpoint_bytes, doubts
+from cait.extras.words import duration, network_name
 from cait.model import network
 from cait.model.attention import SelfAttention
 from cait.progress import total_steps
@@ -31,19 +31,19 @@ MEASURED_STEPS = range(10, 20)
 
 
 class Banner(ModelSummary):
-    """Print a table of what is going to run and warnings when training starts, and an estimate after 20 steps.
+    """Print a table of what is going to run when training starts, and an estimate of the time after 20 steps.
 
     It takes the place of Lightning's summary of the model.
 
     Args:
         data: the data module.
         run_dir: the run's folder; None if nothing is written.
-        clock: comes before this one among the callbacks.
     """
 
-    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock) -> None:
+    def __init__(self, data: ImageNetDataModule, run_dir: Path | None) -> None:
         super().__init__()
-        self.data, self.run_dir, self.clock = data, run_dir, clock
+        self.data, self.run_dir = data, run_dir
+        self._measured_from = 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
@@ -52,14 +52,17 @@ class Banner(ModelSummary):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's summary would be printed here."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._first_step = self._last_step = trainer.global_step
         if not trainer.is_global_zero:
             return
         show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
-        for doubt in doubts(trainer, pl_module, self.run_dir):
+        warmup, steps, _ = pl_module.schedule_length()
+        if warmup >= steps:
+            given = f"--model.warmup_epochs {pl_module.schedule.warmup_epochs:g}"
+            told = f"the warm-up takes {warmup:,} steps ({given}), the run has {steps:,}: the learning rate only rises"
             screen = console(highlight=False)
-            screen.print(f"warning: {doubt}", soft_wrap=not screen.is_terminal)  # on one line in a log
+            screen.print(f"warning: {told}", soft_wrap=not screen.is_terminal)  # on one line in a log
 
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
         data, optimizer = self.data, trainer.optimizers[0]
@@ -69,43 +72,31 @@ class Banner(ModelSummary):
         order = "shuffled" if data.order.name == "published" else data.order.name
         repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
         decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
+        schedule = pl_module.schedule
+        shape = "" if schedule.schedule == "cosine" else f", schedule {schedule.schedule}"
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
+        processes, accumulated = trainer.world_size, trainer.accumulate_grad_batches
+        images = data.batch_size * processes * accumulated  # of an optimizer step
+        batch = f"{processes} process{'es' if processes > 1 else ''} × {data.batch_size} images"
         rows = {
             "model": f"{name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
-            "batch": self._batch(trainer),
-            "optimizer": f"{pl_module.optimizer_settings.optimizer}, weight decay {decay:g}",
-            "length": self._length(trainer, pl_module.schedule),
+            "batch": f"{images:,} = {batch}{f' × {accumulated} accumulated' if accumulated > 1 else ''}",
+            "optimizer": f"{pl_module.optimizer_settings.optimizer}, weight decay {decay:g}{shape}",
+            "length": _length(trainer, schedule, images),
             "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
         }
-        if pl_module.schedule.schedule == "constant":
-            rows["schedule"] = "constant: the peak to the end"
         if self.run_dir:
-            needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
-            checkpoints = f"; the checkpoints take {decimal(needed)} of {decimal(free)} free" if needed else ""
-            rows["folder"] = f"{self.run_dir}{checkpoints}"
+            rows["folder"] = str(self.run_dir)
         return rows
 
-    def _images(self, trainer: Trainer) -> int:
-        """Of an optimizer step."""
-        return self.data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated_from = time.monotonic()
 
-    def _batch(self, trainer: Trainer) -> str:
-        processes, accumulated = trainer.world_size, trainer.accumulate_grad_batches
-        text = f"{self._images(trainer):,} = {processes} process{'es' if processes > 1 else ''}"
-        text += f" × {self.data.batch_size} images"
-        return text + (f" × {accumulated} accumulated" if accumulated > 1 else "")
-
-    def _length(self, trainer: Trainer, schedule: ScheduleSettings) -> str:
-        epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
-        groups = trainer.optimizers[0].param_groups
-        peak = max(group.get("initial_lr", group["lr"]) for group in groups)
-        text = f"{epochs}{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
-        if schedule.lr_base_size is None:
-            return text
-        return f"{text} = {schedule.lr:.3g} × {self._images(trainer):,} / {schedule.lr_base_size}"
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measured_from += time.monotonic() - self._validated_from
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._last_step or not trainer.is_global_zero:  # gradients accumulate
@@ -113,12 +104,35 @@ class Banner(ModelSummary):
         self._last_step = trainer.global_step
         done = self._last_step - self._first_step
         if done == MEASURED_STEPS.start:
-            self._measured_from = self.clock.training
+            self._measured_from = time.monotonic()
         elif done == MEASURED_STEPS.stop:
-            seconds = (self.clock.training - self._measured_from) / len(MEASURED_STEPS)
+            seconds = (time.monotonic() - self._measured_from) / len(MEASURED_STEPS)
             left = int(total_steps(trainer)) - self._last_step
             if left > 0:
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+
+
+def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
+    epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
+    peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
+    text = f"{epochs}{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
+    if schedule.lr_base_size is None:
+        return text
+    return f"{text} = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}"
+
+
+def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
+    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
+    tensors = [*model.parameters(), *model.buffers()]
+    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
+    try:
+        copy = deepcopy(model, bare).eval()  # without weights
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            copy(torch.empty(1, *shape, device="meta"))
+        return counter.get_total_flops() / 2e9
+    except Exception:  # a network of the user's own may do anything
+        return None
 
 
 def attention_in_use(network: nn.Module) -> str:

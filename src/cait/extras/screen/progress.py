@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
-
-from cait.extras.clock import Clock
 
 # Name on the screen and format. metrics.csv has the others.
 SHOWN = {
@@ -69,21 +68,35 @@ class EpochLines(Callback):
     """One line for each epoch, in a log or above the bar of a terminal.
 
     Args:
-        clock: comes before this one among the callbacks.
         width: of the terminal; a line that is longer says nothing of the wait for images. None is no limit.
     """
 
-    def __init__(self, clock: Clock, width: int | None = None) -> None:
-        self.clock, self.width = clock, width
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
         self._batches, self._sum = 0, torch.zeros(len(MEANS))
+        self._validated = False
+        """Whether the running epoch has been validated, in this process."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start_clock(trainer)  # Lightning leaves out the epoch's start in a run resumed within an epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches, self._sum = 0, torch.zeros_like(self._sum)
+        self._start_clock(trainer)
+
+    def _start_clock(self, trainer: Trainer) -> None:
+        self._epoch_start = self._batch_end = time.monotonic()
+        self._waited_before = _waited(trainer)
+        self._validated = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._batch_end = time.monotonic()
         figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
         if figures is not None:
             self._batches, self._sum = self._batches + 1, self._sum.to(figures) + figures
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
 
     def state_dict(self) -> dict[str, Any]:
         return {"batches": self._batches, "sum": self._sum.tolist()}
@@ -93,7 +106,7 @@ class EpochLines(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics.copy()
-        if not self.clock.validated:  # Lightning keeps those of an earlier epoch
+        if not self._validated:  # Lightning keeps those of an earlier epoch
             metrics = {name: value for name, value in metrics.items() if not name.startswith("val")}
         if self._batches:
             mean = self._sum.to(pl_module.device) / self._batches  # a checkpoint's sum is on the host
@@ -104,8 +117,13 @@ class EpochLines(Callback):
 
     def _line(self, trainer: Trainer, metrics: dict[str, str]) -> str:
         shown = [f"{name}: {value}" for name, value in metrics.items()]
-        line = "  ".join([epoch_label(trainer), *shown, f"{self.clock.epoch:.1f} s"])
-        waited, steps = self.clock.waiting(trainer)
+        line = "  ".join([epoch_label(trainer), *shown, f"{time.monotonic() - self._epoch_start:.1f} s"])
+        waited, steps = _waited(trainer) - self._waited_before, self._batch_end - self._epoch_start
         share = waited / steps if steps > 0 else 0.0
         whole = f"{line}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
         return whole if self.width is None or len(whole) <= self.width else line
+
+
+def _waited(trainer: Trainer) -> float:
+    """Seconds that training has waited for batches so far; a loader of your own may not say."""
+    return getattr(trainer.train_dataloader, "waited", 0.0)

@@ -6,21 +6,18 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from optuna import Trial
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from cait import disk
-from cait.errors import UserError, did_you_mean, one_line
+from cait.errors import UserError, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
+from cait.train.metrics import known_mode
 
-Axis = CategoricalDistribution | FloatDistribution | IntDistribution
-"""The values of a setting: choices as the command line takes them, or a range of numbers."""
 SAMPLERS: dict[str, Any] = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS: dict[str, Any] = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
-MODES = {"maximize": "max", "minimize": "min"}
 SHAPE = {
     "name?": str,
     "config?": (str, list),
@@ -29,9 +26,8 @@ SHAPE = {
     "sampler?": (str, dict),
     "pruner?": (str, dict),
     "trials?": int,
-    "metric?": str,
-    "direction?": str,
     "seed?": int,
+    ...: type(None),  # no other key
 }
 """The keys, and the types of their values."""
 SEEDS = 10_000
@@ -51,48 +47,28 @@ class SearchSpace:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content = content = self._read()
+        self.told = {key: value for key, value in content.items() if key not in ("name", "trials")}
         self.name = Path(content.get("name", f"sweep-{path.stem}")).name
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
         self.settings: Settings = flatten(content.get("settings", {}))
-        self.axes = {str(name): self._axis(str(name), axis) for name, axis in content["space"].items()}
-        self.metric: str = content.get("metric", "val/acc1")
-        self.direction = self._direction()
-        self.mode = MODES[self.direction]
-        self.pruner: BasePruner = self._made("pruner", PRUNERS, "none", {})
-        self.is_grid = _name_of(content.get("sampler", "tpe")) == "grid"
-        self.grid = self._points() if self.is_grid else []
-        self.trials: int = content.get("trials", len(self.grid))
-        if self.is_grid:
-            self.trials = min(self.trials, len(self.grid))
+        self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
+        self.metric: str = self.settings.get("best_metric", "val/acc1")
+        self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"
+        self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
+        self.grid = self._points() if content.get("sampler") in ("grid", {"name": "grid"}) else []
+        self.trials: int = len(self.grid) or content.get("trials", 0)
         if self.trials < 1:
             raise UserError(f"{path}: trials must be at least 1")
         self.sampler(0)  # refuses options
 
     def _read(self) -> Settings:
-        try:
-            content = configurations.settings(self.path)
-        except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}") from error
-        known = [key.rstrip("?") for key in SHAPE]
-        for key in content:
-            if key not in known:
-                raise UserError(
-                    f"{self.path}: unknown key {key}{did_you_mean(str(key), known, f', not one of {known}')}"
-                )
+        content = configurations.settings(self.path)
         disk.check_shape(content, SHAPE, self.path)
         return {key: value for key, value in content.items() if value is not None}
 
-    def _direction(self) -> Any:
-        from cait.train.metrics import best_mode  # here, because it takes long to import
-
-        mode = best_mode(self.metric, {})
-        given = self.content.get("direction") or {"max": "maximize", "min": "minimize"}.get(mode or "")
-        if given not in MODES:
-            raise UserError(f"{self.path}: is the largest {self.metric} best? Add direction: maximize or minimize")
-        return given
-
-    def _axis(self, name: str, given: Any) -> Axis:
+    def _axis(self, name: str, given: Any) -> BaseDistribution:
+        """The values of a setting: choices as the command line takes them, or a range of numbers."""
         try:
             if isinstance(given, list):
                 return CategoricalDistribution([as_text(value) for value in given])
@@ -113,45 +89,24 @@ class SearchSpace:
             choices.append(axis.choices)
         return [dict(zip(self.axes, point, strict=True)) for point in itertools.product(*choices)]
 
-    def sampler(self, place: int) -> BaseSampler:
-        """The sampler of one trial, seeded by its place in the sweep: so a sweep that was killed draws the same."""
-        options: Settings = {"seed": self.content.get("seed", 0) * SEEDS + place}
-        if _name_of(self.content.get("sampler", "tpe")) == "tpe":
-            options["constant_liar"] = True  # trials that run at the same time differ
-        sampler = self._made("sampler", SAMPLERS, "tpe", options)
-        return PartialFixedSampler(self.grid[place], sampler) if self.is_grid else sampler
+    def sampler(self, number: int) -> BaseSampler:
+        """The sampler of one trial, seeded by its number: processes that share a sweep draw different trials."""
+        return self._made("sampler", SAMPLERS, "tpe", seed=self.content.get("seed", 0) * SEEDS + number)
 
-    def _made(self, key: str, kinds: dict[str, Any], default: str, options: Settings) -> Any:
+    def _made(self, key: str, kinds: dict[str, Any], default: str, **options: Any) -> Any:
         """Optuna's sampler or pruner with the options in the file."""
         given = self.content.get(key, default)
-        name = _name_of(given)
+        chosen = {"name": given} if isinstance(given, str) else {"name": default, **given}
+        name = chosen.pop("name")
         if name not in kinds:
             raise UserError(f"{self.path}: {key} must be one of {', '.join(kinds)}, got {name}")
-        if isinstance(given, dict):
-            options = options | {option: value for option, value in given.items() if option != "name"}
         try:
-            return kinds[name](**options)
+            return kinds[name](**options | chosen)
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.path}: {key}: {one_line(error)}") from error
-
-    def draw(self, trial: Trial) -> Settings:
-        """The values of a trial, by the study's sampler."""
-        return {name: _suggest(trial, name, axis) for name, axis in self.axes.items()}
 
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
         configs = [f"--config={path}" for path in self.configs]
         chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
-        return [*configs, *chosen, f"--best_metric={self.metric}", f"--best_mode={self.mode}"]
-
-
-def _suggest(trial: Trial, name: str, axis: Axis) -> Any:
-    if isinstance(axis, CategoricalDistribution):
-        return trial.suggest_categorical(name, axis.choices)
-    if isinstance(axis, IntDistribution):
-        return trial.suggest_int(name, axis.low, axis.high, step=axis.step, log=axis.log)
-    return trial.suggest_float(name, axis.low, axis.high, step=axis.step, log=axis.log)
-
-
-def _name_of(choice: Any) -> str:
-    return str(choice.get("name") if isinstance(choice, dict) else choice)
+        return [*configs, *chosen]

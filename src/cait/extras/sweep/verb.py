@@ -1,23 +1,16 @@
-"""`cait sweep`: its options, and what is shown at the end."""
+"""`cait sweep`."""
 
 from __future__ import annotations
 
-import math
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from cait import disk
 from cait.cli.options import Options
 from cait.errors import UserError, to_install, to_type
-from cait.extras.runner import Runner
+from cait.extras.runner import interruptible
 from cait.run import rundir
 from cait.run.program import Program
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
-    from cait.extras.sweep.search_space import SearchSpace
 
 DESCRIPTION = """\
 Train the trials of a space of settings and show which are best. What is done is not trained
@@ -26,7 +19,7 @@ terminal too, or on a second GPU, and both share the work."""
 
 
 def sweep(arguments: list[str], program: Program) -> None:
-    """Train the missing trials of a sweep and list all."""
+    """Train the missing trials of a sweep and list all, the best first."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
     options.add_argument("--show", action="store_true", help="only list what is done so far")
@@ -44,50 +37,23 @@ def sweep(arguments: list[str], program: Program) -> None:
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        runner = Runner(program, "trials")
-        with runner.threads(1) as pool:  # it stops them and says so
-            pool.submit(trials.Sweep(search, folder, runner).train).result()
-    ranked = rank(trials.last_tries(trials.load(folder, search)), search)
-    for place, trial in ranked:
-        print(trials.trial_folder(folder, place).name, _in_words(trial, search), sep="  ")
-    if ranked and ranked[0][1].state.name == "COMPLETE":
-        _say_what_next(trials.trial_folder(folder, ranked[0][0]), search, program)
-    if ranked and all(trial.state.name == "FAIL" for _, trial in ranked):
-        raise UserError(f"all {len(ranked)} trials of {folder} have failed")
+        with interruptible("trials"):
+            trials.Sweep(search, folder, program).train()
+    ranked = trials.ranked(folder)
+    for trial in ranked:
+        print(trials.in_words(trial, search.metric))
+    states = [trial.state.name for trial in ranked]
+    if "COMPLETE" in states:
+        _say_what_next(trials.trial_folder(folder, ranked[0].number), search.name, program)
+    elif states and {*states} == {"FAIL"}:
+        raise UserError(f"all {len(states)} trials of {folder} have failed")
 
 
-def rank(tries: dict[int, FrozenTrial], search: SearchSpace) -> list[tuple[int, FrozenTrial]]:
-    """The trials by their place, those that came to their end first, and the better ones first among them."""
-    sign = -1 if search.mode == "max" else 1
-
-    def order(item: tuple[int, FrozenTrial]) -> tuple[bool, float]:
-        value = _value(item[1], search)
-        return item[1].state.name != "COMPLETE", math.inf if value is None else sign * value
-
-    return sorted((item for item in tries.items() if item[0] < search.trials), key=order)
-
-
-def _value(trial: FrozenTrial, search: SearchSpace) -> Any:
-    """The best value of a trial so far; None if it has none."""
-    best = max if search.mode == "max" else min
-    return best(trial.intermediate_values.values(), default=None)
-
-
-def _in_words(trial: FrozenTrial, search: SearchSpace) -> str:
-    from cait.extras.sweep import trials
-
-    value = _value(trial, search)
-    shown = f"{search.metric} {'-' if value is None else trials.short(value)}"
-    settings = [f"{name}={trials.short(value)}" for name, value in trial.params.items()]
-    cause = trial.user_attrs.get(trials.CAUSE)
-    return "  ".join([f"{trial.state.name.lower():8}", shown, *settings, *([cause] if cause else [])])
-
-
-def _say_what_next(best: Path, search: SearchSpace, program: Program) -> None:
-    name, options = f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
+def _say_what_next(best: Path, name: str, program: Program) -> None:
+    config, options = best / rundir.CONFIG, f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
     train = to_type(
-        f'make train CONFIG={best / rundir.CONFIG} RUN={name} ARGS="{options}"',
-        f"cait fit --config {best / rundir.CONFIG} --run_name {name} {options}",
+        f'make train CONFIG={config} RUN={name}-best ARGS="{options}"',
+        f"cait fit --config {config} --run_name {name}-best {options}",
     )
     print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
     print(f"Score it:\n  {program.command('eval', best)}")

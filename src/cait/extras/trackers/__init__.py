@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-from cait.errors import UserError
 from cait.plugins import Run, Setting
 
 SETTINGS = [
@@ -24,8 +23,6 @@ SETTINGS = [
 def callbacks(run: Run) -> list[Any]:
     """What adds the logger of the tracker that --logger names."""
     name = run.config.logger
-    if run.config.logger_args and not name:
-        raise UserError("--logger_args are for a tracker: name it with --logger, or leave them out (--logger_args {})")
     if not name or run.trainer.logger is False or run.trainer.fast_dev_run:  # these log nothing
         return []
     from cait.extras.trackers.trackers import AddLogger, tracker

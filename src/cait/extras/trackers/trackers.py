@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,6 @@ PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
 
 
-class RunMLFlow(MLFlowLogger):
-    """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first."""
-
-    @property
-    def save_dir(self) -> str | None:
-        return None  # Lightning needs no folder here: all goes into the database
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any) -> None:
-        if not self.experiment.get_run(self.run_id).data.params:
-            super().log_hyperparams(params)
-
-
 class AddLogger(Callback):
     """Add a logger to those of the Trainer."""
 
@@ -43,7 +29,16 @@ class AddLogger(Callback):
         trainer.loggers = [*trainer.loggers, self.logger]
 
 
-def tracker(name: str, settings: Mapping[str, Any], run_dir: Path, resumed: bool) -> Logger:
+class RunMLFlow(MLFlowLogger):
+    """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first."""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        if not self.experiment.get_run(self.run_id).data.params:
+            super().log_hyperparams(params)
+
+
+def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -> Logger:
     """Make and start the logger of a tracker, so that its errors come before training begins.
 
     Args:
@@ -59,7 +54,7 @@ def tracker(name: str, settings: Mapping[str, Any], run_dir: Path, resumed: bool
     path = run_dir / f"{name}.json"
     known = disk.read_json(path, {"id": str})["id"] if resumed and path.is_file() else None
     try:
-        logger, id = LOGGERS[name](run_dir, known, dict(settings))
+        logger, id = _make(name, settings, run_dir, known)
         _ = logger.experiment
     except ModuleNotFoundError as error:
         hint = f"{to_install('comet-ml' if name == 'comet' else '[loggers]')} ({one_line(error)})"
@@ -72,26 +67,17 @@ def tracker(name: str, settings: Mapping[str, Any], run_dir: Path, resumed: bool
     return logger
 
 
-def _wandb(run_dir: Path, known: str | None, settings: dict[str, Any]) -> tuple[Any, str]:
-    id = known or uuid.uuid4().hex[:8]
-    defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "save_dir": run_dir}
-    return WandbLogger(**defaults | settings, id=id), id
-
-
-def _mlflow(run_dir: Path, known: str | None, settings: dict[str, Any]) -> tuple[Any, str]:
+def _make(name: str, settings: dict[str, Any], run_dir: Path, known: str | None) -> tuple[Any, str]:
+    """A tracker's logger, and the id of the run there: the `known` one, or a new one."""
+    defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT}
+    id = known or uuid.uuid4().hex
+    if name == "wandb":
+        return WandbLogger(**defaults | {"save_dir": run_dir} | settings, id=id), id
+    if name == "comet":
+        return CometLogger(**defaults | settings, experiment_key=id), id
     for package in ("mlflow", "alembic"):  # else they list the tables of a new database
         logging.getLogger(package).setLevel(logging.WARNING)
-    database = f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or database
-    defaults: dict[str, Any] = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
+    defaults = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
     logger = RunMLFlow(**defaults | settings, run_id=known)
     return logger, str(logger.run_id)
-
-
-def _comet(run_dir: Path, known: str | None, settings: dict[str, Any]) -> tuple[Any, str]:
-    key = known or uuid.uuid4().hex
-    defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT}
-    return CometLogger(**defaults | settings, experiment_key=key), key
-
-
-LOGGERS = {"wandb": _wandb, "mlflow": _mlflow, "comet": _comet}

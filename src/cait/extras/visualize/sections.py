@@ -21,9 +21,9 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, page, plots
-from cait.extras.network_name import network_name
 from cait.extras.visualize import attention, mistakes
 from cait.extras.visualize.other_networks import NoMapsError
+from cait.extras.words import network_name
 
 PAGE = "index.html"
 WORST, CONFUSIONS, LIKELY = 24, 15, 5

@@ -13,7 +13,6 @@ import pytest
 from encoded_image import encoded
 from PIL import ExifTags, Image, ImageOps
 
-from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
 from cait.extras.fast_input import decode
@@ -268,27 +267,3 @@ def test_narrow_boxes_of_subsampled_noise(decoder: Decoder) -> None:
                 right, bottom = min(19, left + width), top + height
                 pixels = image.crop((top, left, height, right - left))
                 np.testing.assert_array_equal(pixels, expected[top:bottom, left:right])
-
-
-def test_a_run_goes_on_past_every_kind_of_damage(files: dict[str, bytes], tmp_path: Path) -> None:
-    jpeg, png = files["subsampling 2.jpg"], files["rgba.png"]
-    bad = {
-        "no byte.jpg": b"",
-        "text.jpg": b"text" * 50,
-        "half.jpg": jpeg[: len(jpeg) // 2],
-        "two bytes short.jpg": jpeg[:-2],
-        "half.png": png[: len(png) // 2],
-    }
-    good = {name: files[name] for name in ("rgb.jpg", "rgba.png", "cmyk.jpg", "turned.jpg", "ppm.ppm", "gif.jpg")}
-    for split, chosen in (("train", good | bad), ("val", good)):
-        for number, (name, data) in enumerate(chosen.items()):
-            path = tmp_path / split / f"class {number % 2}" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    for backend in ("auto", "timm"):
-        data = ImageNetDataModule(str(tmp_path), img_size=32, batch_size=2, num_workers=1, backend=backend, repeats=1,
-                                  max_bad_share=0.5, mixup=0, cutmix=0)  # fmt: skip
-        data.unreadable_path = tmp_path / f"{backend}.csv"
-        data.setup("fit")
-        assert all(images.isfinite().all() for _ in range(6) for images, _ in data.train_dataloader())
-        assert {Path(path).name for path in data.unreadable.read()} == set(bad)

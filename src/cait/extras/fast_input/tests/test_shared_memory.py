@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from cait import ImageNetDataModule
 from cait.extras.fast_input.batches import SharedBatches, collate
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory that is shared has a file")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
 SHAPE = (5, 6, 3)
 
 

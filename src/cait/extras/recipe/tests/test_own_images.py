@@ -24,12 +24,12 @@ from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.sampler import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.clock import duration
 from cait.extras.recipe import arguments
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Machine, Survey, left_out, survey, this_machine
 from cait.extras.recipe.trial import Pace, Trial
 from cait.extras.recipe.weights import Weights
+from cait.extras.words import duration
 from cait.model.network import create_model
 from cait.run.program import Program
 from cait.train.metrics import EvalMetrics

@@ -1,4 +1,4 @@
-"""Sweeps: the file of a space, the trials it leads to, and sweeps that are killed and shared."""
+"""Sweeps: the file of a space, the trials it leads to, and sweeps that are stopped, killed and shared."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 from cait.errors import UserError
 from cait.extras.sweep import trials
 from cait.extras.sweep.search_space import SearchSpace
+from cait.run.program import Program
 
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
@@ -44,14 +45,13 @@ def write(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trails": 3}, "unknown key trails; did you mean trials?"),
+        ({"trails": 3}, "trails cannot be used: it is 3"),
         ({"space": {"model.lr": {"low": 1, "hihg": 2}}}, "space.model.lr must be a list, or {low: A, high: B}"),
         ({"space": {"model.lr": {"low": 2, "high": 1}}}, "`low <= high`"),
         ({"space": None}, "space cannot be used: it is missing"),
         ({"sampler": "tpr"}, "sampler must be one of tpe, random, grid, got tpr"),
         ({"sampler": "grid"}, "space.model.lr is a range; a grid needs a list of values"),
         ({"pruner": {"name": "median", "warmup": 1}}, "pruner: MedianPruner.__init__() got an unexpected keyword"),
-        ({"metric": "val/answer"}, "is the largest val/answer best? Add direction: maximize or minimize"),
         ({"trials": None}, "trials must be at least 1"),
     ],
 )
@@ -64,74 +64,55 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
     assert "\n" not in str(error.value)
 
 
-def test_the_space_that_is_shipped_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPO)
-    search = SearchSpace(Path(__file__).parents[1] / "digits.yaml")
-    assert (search.trials, search.name, len(search.axes)) == (12, "sweep-digits", 4)
-
-
 def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None:
+    shipped = SearchSpace(Path(__file__).parents[1] / "digits.yaml")
+    assert (shipped.trials, shipped.name, len(shipped.axes)) == (12, "sweep-digits", 4)
     search = SearchSpace(write(tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5]], "b": ["x", True]}))
-    assert (search.trials, search.mode) == (4, "max")
+    assert (search.trials, search.is_max) == (4, True)
     assert search.grid[1] == {"a": "null", "b": "true"}
-    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1", "--best_mode=max"} <= {*search.arguments(search.grid[2])}
-    assert SearchSpace(write(tmp_path, metric="val/loss")).direction == "minimize"
+    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1"} <= {*search.arguments(search.grid[2])}
+    assert not SearchSpace(write(tmp_path, settings={"best_metric": "val/loss"})).is_max
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_a_sweep_that_is_killed_draws_the_same_trials(sampler: str, tmp_path: Path) -> None:
-    """A trial that was running at the kill is tried again, as Optuna's callback has it, before the next one begins."""
-    axes = {"a": {"low": 0.0, "high": 1.0}, "b": [1, 2, 3], "c": {"low": 1, "high": 8}}
-    axes |= {"a": [0.0, 0.5, 1.0], "c": [1, 2]} if sampler == "grid" else {}
-    options = {"sampler": {"name": sampler} | ({"n_startup_trials": 3} if sampler == "tpe" else {})}
-    search = SearchSpace(write(tmp_path, space=axes, trials=6, **options))
-
-    def draw(kills: bool) -> list[Any]:
-        folder = tmp_path / str(kills)
-        folder.mkdir()
-        study = trials.create(folder, search)
-        while trials.can_begin(study, search):
-            trial = study.ask()
-            place = trials.place_of(trial)
-            study.sampler = search.sampler(place)
-            values = search.draw(trial)
-            if kills and place % 2 and trials.retry.retried_trial_number(study.trials[trial.number]) is None:
-                study.tell(trial, state=TrialState.FAIL)
-                trials.retry(study, study.trials[trial.number])
-            else:
-                study.tell(trial, float(values["a"]) * int(values["b"]) - int(values["c"]) / 8)
-        tries = trials.last_tries(study)
-        assert [*tries] == [*range(6)]
-        return [(trial.params, trial.value, trial.state) for trial in tries.values()]
-
-    drawn = draw(kills=True)
-    assert drawn == draw(kills=False)
-    assert len({str(params) for params, *_ in drawn}) == 6
+def test_processes_share_a_sweep_and_take_over_what_another_left(tmp_path: Path) -> None:
+    space = SearchSpace(write(tmp_path, sampler="random"))
+    one, other = (trials.Sweep(space, tmp_path, Program()) for _ in range(2))
+    first, second = one.next_trial(), other.next_trial()
+    assert (first.number, second.number) == (0, 1)
+    assert first.params != second.params
+    assert one.next_trial() is None  # there are two, and it still holds the first
+    one._held.release()  # as when its process ends
+    other.study.tell(second, 1.0)
+    again = other.next_trial()
+    assert (again.number, again.params) == (0, first.params)
+    other.study.tell(again, 2.0)
+    assert other.next_trial() is None
+    assert [trial.number for trial in trials.ranked(tmp_path)] == [0, 1]
 
 
 def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -> None:
-    trials.create(tmp_path, SearchSpace(write(tmp_path))).ask()
-    assert len(trials.create(tmp_path, SearchSpace(write(tmp_path, trials=5))).trials) == 1
-    other = SearchSpace(write(tmp_path, seed=4))
-    assert len(trials.create(tmp_path, other).trials) == 0  # nothing had begun
-    (tmp_path / "trial-000").mkdir()
+    def sweep(**changes: Any) -> trials.Sweep:
+        return trials.Sweep(SearchSpace(write(tmp_path, **changes)), tmp_path, Program())
+
+    sweep().next_trial()
+    assert len(sweep(trials=5).study.trials) == 1
+    assert len(sweep(seed=4).study.trials) == 0  # nothing had begun
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials of another space than .*space\.yaml"):
-        trials.create(tmp_path, SearchSpace(write(tmp_path)))
+        sweep()
 
 
 def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path: Path) -> None:
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    search = SearchSpace(write(tmp_path))
-    trials.Reports(study.ask(), tmp_path, search)()  # its run has logged nothing
+    trials.Validations(study.ask(), tmp_path, "val/acc1").prune()  # its run has logged nothing
     for number, values in enumerate(([10, 20, 30], [11, 19, 40])):
         rows = "".join(f"{epoch},{4 * epoch + 3},{value}\n" for epoch, value in enumerate(values))
         (tmp_path / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
-        reports = trials.Reports(study.ask(), tmp_path, search)
-        assert (reports(), reports()) == (bool(number), bool(number))
-        assert reports.values == values[: 2 if number else 3]
-        study.tell(reports.trial, reports.best)
+        validations = trials.Validations(study.ask(), tmp_path, "val/acc1")
+        assert (validations.prune(), validations.prune()) == (bool(number), bool(number))
+        assert validations.values == values[: 2 if number else 3]
+        assert trials.Validations(validations.trial, tmp_path, "val/acc1").values == validations.values  # resumed
+        study.tell(validations.trial, max(validations.values))
 
 
 def until(condition: Any, job: subprocess.Popen) -> None:
@@ -158,8 +139,8 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> No
     assert job.returncode == 130, output
     assert "The trials have saved; the same command continues them" in output
     (output,) = ended(start(tmp_path, "sweep", path))
-    (trial,) = trials.last_tries(trials.load(folder, SearchSpace(Path(path)))).values()
-    assert (trial.number, trial.state, trial.params.keys()) == (1, TrialState.COMPLETE, {"model.lr", "data.mixup"})
+    (trial,) = trials.ranked(folder)
+    assert (trial.number, trial.state, trial.params.keys()) == (0, TrialState.COMPLETE, {"model.lr", "data.mixup"})
     assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (2, trial.value)
     assert re.search(rf"^trial-000  complete  val/acc1 {trial.value:.5g}  data.mixup=", output, re.M)
     assert "make eval RUN=logs/tiny/trial-000" in output
@@ -178,9 +159,9 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     os.kill(job.pid, signal.SIGKILL)
     job.communicate()
     outputs = ended(*(start(tmp_path, "sweep", path) for _ in range(2)))
-    trained = sorted(name for output in outputs for name in re.findall(r"^(trial-\d+)  val/acc1", output, re.M))
+    trained = sorted(name for output in outputs for name in re.findall(r"^(trial-\d+)  model", output, re.M))
     assert trained == ["trial-001", "trial-002", "trial-003"]
     (shown,) = ended(start(tmp_path, "sweep", path, "--show"))
-    states = [trial.state.name for trial in trials.last_tries(trials.load(folder, SearchSpace(Path(path)))).values()]
-    assert states == ["FAIL", *["COMPLETE"] * 3]
+    states = [(trial.number, trial.state.name) for trial in trials.load(folder).trials]
+    assert states == [(0, "FAIL"), *((number, "COMPLETE") for number in (1, 2, 3))]
     assert re.search(r"^trial-000  fail .* 2 steps in a row gave no finite gradient", shown, re.M)

@@ -1,20 +1,16 @@
-"""W&B, MLflow and Comet: one id through resumes, and loggers of one's own beside the run's."""
+"""W&B, MLflow and Comet: one id through resumes."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from harness import SMALL, Cait, rows
+from harness import SMALL
 
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras import trackers
 from cait.extras.trackers.trackers import tracker
 
 SHORT = [*SMALL, "--model.fields.depth=1", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
@@ -59,12 +55,6 @@ def test_what_cannot_start_says_why(
     assert "\n" not in str(error.value)
 
 
-def test_arguments_without_a_tracker_are_refused() -> None:
-    run: Any = SimpleNamespace(config=SimpleNamespace(logger=None, logger_args={"project": "mine"}))
-    with pytest.raises(UserError, match=r"--logger_args are for a tracker: name it with --logger, or leave them out"):
-        trackers.callbacks(run)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_in_mlflow_under_its_id(here: Path) -> None:
     from mlflow.tracking import MlflowClient
@@ -88,28 +78,3 @@ def test_wandb_offline_keeps_its_id(tmp_path: Path) -> None:
     again = tracker("wandb", {"offline": True}, tmp_path / "one", resumed=True)
     assert again.version == first.version == json.loads((tmp_path / "one/wandb.json").read_text())["id"]
     again.experiment.finish()
-
-
-@pytest.mark.slow
-def test_loggers_of_ones_own_add_to_the_runs(cait: Cait, tmp_path: Path) -> None:
-    """Logger, callback, dry run: metrics.csv and config.yaml stay in the run's folder, which resumes."""
-    own = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=own", "--trainer.limit_train_batches=2"]
-    done = cait("fit", *SHORT, *own, "--run_name=one", "--trainer.max_epochs=1")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "logs/one"
-    assert [row["step"] for row in rows(folder) if row["train/loss"]] == ["0", "1"]
-    (theirs,) = (tmp_path / "own").rglob("metrics.csv")
-    assert "train/loss" in theirs.read_text()
-    resumed = cait("resume", "one", "--trainer.max_epochs=2")
-    assert resumed.returncode == 0, resumed.stderr
-    assert [row["step"] for row in rows(folder) if row["train/loss"]] == ["0", "1", "2", "3"]
-    shutil.rmtree(folder)
-    link = ["--logger=wandb", "--trainer.fast_dev_run=true", "--run_name=dry"]
-    dry = cait("fit", *SHORT, *own, *link)
-    assert dry.returncode == 0, dry.stderr
-    assert not (tmp_path / "logs/dry").exists()
-    assert not list(tmp_path.rglob("offline-run-*"))
-    missing = cait("fit", *SHORT, "--trainer.logger=lightning.pytorch.loggers.NeptuneLogger", "--run_name=no")
-    assert missing.returncode == 2
-    assert missing.stderr.count("\n") == 1, missing.stderr
-    assert "NeptuneLogger" in missing.stderr

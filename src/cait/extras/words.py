@@ -1,0 +1,45 @@
+"""Names and times as screens and pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cait.model.config import VARIANTS
+
+
+def network_name(name: str, fields: Any = None) -> str:
+    """A network by its settings: "xxs24", "CaiT 6×96", "timm/vit_small_patch16_224".
+
+    A CaiT has the name of the paper's model with its depth and width; if there is none, it is "CaiT depth×width".
+
+    Args:
+        name: the setting `model.name`.
+        fields: the setting `model.fields`; anything that is no mapping counts as none.
+    """
+    if name not in VARIANTS:
+        return name
+    given = VARIANTS[name] | dict(fields if isinstance(fields, Mapping) else {})
+    depth, width = given["depth"], given["embed_dim"]
+    for variant, row in VARIANTS.items():
+        if (row["depth"], row["embed_dim"]) == (depth, width):
+            return variant
+    return f"CaiT {depth}×{width}"
+
+
+def root_name(root: str) -> str:
+    """A data set's root in one spelling: `DIR/`, as a shell completes it, is `DIR`."""
+    return root.rstrip("/") if "://" in root else str(Path(root))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "45 s", "2 min 5 s", "3 h 4 min" or "5 d 6 h"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
