@@ -119,7 +119,6 @@ ELSEWHERE = {
     "extras/runner.py": "what the run's process prints, appended",
     "contrib/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
-    "extras/catalog/sets.py": "a data set",
     "contrib/shards/bucket.py": "shards of a data set",
     "contrib/shards/source.py": "shards of a data set",
     "contrib/shards/writer.py": "shards of a data set",
