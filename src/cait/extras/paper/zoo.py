@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +61,7 @@ def models() -> dict[tuple[str, int], list[Row]]:
     return found
 
 
+@functools.cache
 def cost(config: CaiTConfig) -> Cost:
     """Count the parameters and multiply-adds of a network."""
     import torch

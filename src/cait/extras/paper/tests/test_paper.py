@@ -229,7 +229,7 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         r"table1/layerscale-36 │ as adapted-36, residual layerscale +│ +82\.9 │ not run",
         r"table1/rezero-12 +│ as adapted-12, residual rezero +│ +78\.3 │ 78\.25 after 2 epochs",
         r"table8/depth-36 .* 69\.9†",
-        "train a row: make train PAPER=models/xxs24-224",
+        "train a row: make train PAPER=appendix-b/cls-in-keys",
         "score a row: make eval PAPER=table8/test-at-256",
     ):
         assert re.search(line, shown), line
