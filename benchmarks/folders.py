@@ -10,12 +10,10 @@ same versions of the packages give the same files; the counts are those of Debia
 
 | folder | images | classes | what | from, licence |
 |---|---|---|---|---|
-| digits | 1,437 + 360 | 10 | handwritten digits, 8 pixels, grey | scikit-learn, CC BY 4.0 |
 | fashion | 6,000 + 2,000 | 10 | photographs of clothes, 28 pixels, grey | Debian dataset-fashion-mnist, MIT |
 | tiles | 464 + 52 | 12 | squares of 56 to 72 pixels, 12 pictures as classes | PyPI scikit-image, free licences |
 | stamps | 641 + 72 | 8 | drawings and photographs with alpha | Debian tuxpaint-stamps-default, GPL-2+ |
 | solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, grey | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
-| clipart | 1,227 + 138 | 6 | clip art with alpha, at most 512 pixels | Debian openclipart-png, public domain |
 | lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licences |
 
 **Judge** folders: nothing is tuned on them. Five are open: their results may be looked at while work goes on. Kana and
@@ -66,8 +64,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-
-from cait.data.source import write_digits
 
 SEED = 0
 Picture = Image.Image | Path
@@ -170,10 +166,6 @@ def each_alone(pictures: Iterable[tuple[str, Picture]]) -> Iterator[Item]:
         yield label, f"{number:06d}", picture
 
 
-def digits(packages: Packages, folder: Path) -> None:
-    write_digits(folder)
-
-
 def fashion(packages: Packages, folder: Path) -> None:
     source = packages.debian("dataset-fashion-mnist") / "usr/share/datasets/fashion-mnist"
     names = "t-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
@@ -222,22 +214,6 @@ def solar(packages: Packages, folder: Path) -> None:
     names = {0.0: "whole", 1.0: "broken"}  # the doubtful ones are left out
     cells = ((names[float(row[1])], data / row[0]) for row in rows if float(row[1]) in names)
     write(folder, each_alone(cells), 0.1)
-
-
-def clipart(packages: Packages, folder: Path) -> None:
-    art = packages.debian("openclipart-png") / "usr/share/openclipart/png"
-    names = "animals buildings food plants tools transportation".split()
-
-    def drawings() -> Iterator[tuple[str, Picture]]:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # some are of hundreds of megapixels
-        for name in names:
-            for file in sorted(art.glob(f"{name}/**/*.png")):
-                picture = Image.open(file).convert("RGBA")
-                picture.thumbnail((512, 512), reducing_gap=2.0)
-                yield name, picture
-        Image.MAX_IMAGE_PIXELS = limit
-
-    write(folder, each_alone(drawings()), 0.1)
 
 
 @dataclass
@@ -430,12 +406,10 @@ def icons(packages: Packages, folder: Path) -> None:
 
 
 FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
-    "digits": digits,
     "fashion": fashion,
     "tiles": tiles,
     "stamps": stamps,
     "solar": solar,
-    "clipart": clipart,
     "lower": latin(string.ascii_lowercase),
     "letters": latin(string.ascii_uppercase),
     "emoji-google": emoji("google"),

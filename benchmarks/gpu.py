@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py [--stage tests kernels steps] [--out FOLDER] [--dry]
 
-"tests" holds the kernels against the reference. "kernels" times a layer by every backend and tunes the tiles. "steps"
-times whole training steps beside timm's. Needs torch, timm and pytest; run `benchmarks/gpu.ipynb` where there is a
+"tests" holds the kernels against the reference. "kernels" times a layer by every backend. "steps" times
+whole training steps beside timm's. Needs torch, timm and pytest; run `benchmarks/gpu.ipynb` where there is a
 notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
 shows that they run, its figures mean nothing.
 """
@@ -33,17 +33,14 @@ BACKENDS = ["fused", "recompute", "reference"]
 
 def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     """The commands of each stage with the seconds that each may take at most, the most wanted first."""
-    files, tilings = ["--out", str(out)], str(out / "tilings.json")
+    files = ["--out", str(out)]
     kernel, step = "benchmarks/kernel.py", "benchmarks/step.py"
-    tax = [step, "--against", "vit", "--tilings", tilings, "--backend", *BACKENDS[: 1 if dry else 3], *files]
+    tax = [step, "--against", "vit", "--backend", *BACKENDS[: 1 if dry else 3], *files]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         return {
             "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
-            "kernels": [
-                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
-                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", tilings]),
-            ],
+            "kernels": [(300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files])],
             "steps": [(300, [*side, "--cases", "xxs24-32", *tiny]) for side in (tax, [step, *files])],
         }
     spread = ["-n", "12"] if importlib.util.find_spec("xdist") else []
@@ -57,7 +54,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         ],
         "kernels": [
             (200, [kernel, *files]),
-            (240, [kernel, "--backends", "fused", "--tune", tilings, *files, "--tag", "tuned"]),
             (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),
         ],
         "steps": [
@@ -108,9 +104,6 @@ def main() -> None:
         return
     out = (options.out or REPO / "benchmarks" / file_name("gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    tilings = out / "tilings.json"
-    if not tilings.exists():
-        tilings.write_text("[]\n")  # "kernels" finds better ones
     paths = [str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     if options.dry:

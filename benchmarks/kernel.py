@@ -1,22 +1,17 @@
 """Attention with talking heads, one layer: times by backend and by kernel, on a GPU.
 
-    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 256] [--tune FILE] [--tilings FILE] [--out FOLDER]
+    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 256] [--out FOLDER]
 
 Times forward and backward of a layer for shapes heads × tokens, each kernel by itself, and the GPU's own
-ceilings of a copy and of a product. `--tune` tries the tiles of `WHOLE` and `WALK` first and writes the best
-to a file, which step.py and this one read by `--tilings`. "sdpa" is attention without talking heads, by
-PyTorch.
+ceilings of a copy and of a product. "sdpa" is attention without talking heads, by PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import triton
-from report import DEVICE, file_name, median_ms, stamp, use_tilings, write, write_tilings
+from report import DEVICE, file_name, median_ms, stamp, write
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -33,15 +28,12 @@ from cait.model import talking_heads
 from cait.model.attention import merge_heads
 from cait.model.talking_heads import scaled_product
 from contrib.fused import attention, kernels
-from contrib.fused.attention import Tile, Tiling, heads_first, padded
+from contrib.fused.attention import heads_first, padded
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""
 BACKENDS = ["fused", "recompute", "reference", "timm", "timm compiled", "sdpa"]
-WHOLE = [Tile(256, warps, stages) for warps in (2, 4, 8) for stages in (1, 2)]
-WALK = [Tile(*tile) for tile in ((64, 1, 2), (64, 2, 1), (64, 2, 2), (64, 2, 3), (128, 2, 2), (128, 4, 2))]
 K = 48
-TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def parse(shape: str) -> tuple[int, int]:
@@ -49,20 +41,13 @@ def parse(shape: str) -> tuple[int, int]:
     return heads, tokens
 
 
-def compiled(
-    name: str,
-    heads: int,
-    N: int,
-    tile: Tile | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    capability: int = 90,
-) -> dict[str, Any]:
-    """Compile a kernel for a GPU that need not be here.
+def compiled(name: str, heads: int, N: int) -> dict[str, Any]:
+    """Compile a kernel for bfloat16 maps and an H100, which need not be here.
 
     Gives registers and bytes of stack (spills) a thread, and bytes of shared memory a program.
     """
     kernel = getattr(kernels, f"{name}_kernel")
-    tile = tile or getattr(attention.default(N, dtype), name)
+    tile = getattr(attention.default(N, torch.bfloat16), name)
     constants = attention.constants(kernel, tile, heads, padded(N))
     signature, aligned = {}, {}
     for at, argument in enumerate(kernel.arg_names):
@@ -71,11 +56,11 @@ def compiled(
         elif argument in ("queries", "N", "ld", "turns"):
             signature[argument] = "i32"
         else:
-            signature[argument] = f"*{TYPES[dtype] if argument in ('maps', 'd_maps') else 'fp32'}"
+            signature[argument] = f"*{'bf16' if argument in ('maps', 'd_maps') else 'fp32'}"
         if argument not in (*constants, "queries", "N", "turns"):
             aligned[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=attention.options(tile))
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=attention.options(tile))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(made.asm["cubin"])
         cubin.flush()
@@ -165,58 +150,6 @@ def ceilings(rounds: int) -> list[str]:
     return [f"Ceilings in this run: copy {gigabytes:.0f} GB/s, product {tflops:.0f} TFLOP/s."]
 
 
-def build(job: tuple[str, int, int, Tile, torch.dtype, int]) -> None:
-    """Compile into Triton's cache on disk, which the timing process reads."""
-    name, heads, N, tile, dtype, capability = job
-    try:
-        compiled(name, heads, N, tile, dtype, capability)
-    except Exception as error:  # it does not fit: the timing meets it again
-        print(f"  {name} {tuple(tile)}: {type(error).__name__}", flush=True)
-
-
-def choices(N: int) -> list[Tile]:
-    whole = [tile for tile in WHOLE if padded(N) <= tile.columns]
-    return [*whole, *WALK]
-
-
-def tune(layer: Layer, rounds: int) -> Tiling:
-    """Try the tiles for each kernel, and leave the best in `attention.TILINGS`."""
-    key = attention.key(layer.qkv, layer.heads, layer.tokens)
-    best = attention.default(layer.tokens, layer.dtype)
-    maps, d_maps = layer.maps()
-    weights = layer.proj_l.weight.detach(), layer.proj_w.weight.detach()
-    calls = {
-        "forward": lambda: attention.mix(maps, *weights),
-        "backward": lambda: attention.mix_backward(maps, d_maps, *weights),
-    }
-    for name, call in calls.items():
-        times = {}
-        for tile in choices(layer.tokens):
-            attention.TILINGS[key] = best._replace(**{name: tile})
-            try:
-                times[tile] = median_ms(call, rounds)
-            except (RuntimeError, triton.runtime.errors.OutOfResources) as error:
-                print(f"  {name} {tuple(tile)}: {type(error).__name__}", flush=True)
-                continue
-            print(f"  {name} {tuple(tile)}: {times[tile]:.3f} ms", flush=True)
-        best = best._replace(**{name: min(times, key=times.__getitem__)})
-    attention.TILINGS[key] = best
-    return best
-
-
-def precompile(shapes: list[str], dtype: torch.dtype) -> None:
-    """All that `tune` is going to try, by as many processes as there are cores."""
-    major, minor = torch.cuda.get_device_capability()
-    jobs = [
-        (name, *parse(shape), tile, dtype, 10 * major + minor)
-        for shape in shapes
-        for name in Tiling._fields
-        for tile in choices(parse(shape)[1])
-    ]
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        list(pool.map(build, jobs))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
@@ -224,15 +157,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backends", nargs="+", default=BACKENDS, choices=BACKENDS)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--tune", type=Path, metavar="FILE", help="time the tiles first, and write the best there")
-    parser.add_argument("--tilings", type=Path, help="a file that --tune wrote")
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    use_tilings(options.tilings)
-    if options.tune and DEVICE == "cuda":
-        precompile(options.shapes, dtype)
     rows, lines = [], ["| heads × tokens | backend | forward, ms | backward, ms | peak, MiB |", "|---|---|---|---|---|"]
     parts = ["", "| heads × tokens | part | ms |", "|---|---|---|"]
     ceiling = ceilings(options.rounds)
@@ -240,9 +168,6 @@ def main() -> None:
     for shape in options.shapes:
         layer = Layer(shape, options.batch, dtype)
         name = shape.replace("x", " × ")
-        if options.tune:
-            tune(layer, options.rounds)
-            write_tilings(options.tune)
         for backend in options.backends:
             try:
                 found = layer.times(backend, options.rounds)

@@ -101,19 +101,3 @@ def in_turns(
         for name in list(calls) if turn % 2 else reversed(calls):
             times[name].append(clock(calls[name]))
     return {name: found[warm:] for name, found in times.items()}
-
-
-def use_tilings(path: Path | None) -> None:
-    """Have the fused attention take the tiles that `kernel.py --tune` found."""
-    if path is None:
-        return
-    from contrib.fused import attention
-
-    for (capability, *rest), tiles in json.loads(path.read_text()):
-        attention.TILINGS[(tuple(capability), *rest)] = attention.Tiling(*(attention.Tile(*tile) for tile in tiles))
-
-
-def write_tilings(path: Path) -> None:
-    from contrib.fused import attention
-
-    path.write_text(json.dumps(list(attention.TILINGS.items()), indent=1) + "\n")

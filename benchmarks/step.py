@@ -1,7 +1,7 @@
 """A training step of ours beside one of timm's CaiT or ViT: time and peak memory, in one run, interleaved.
 
     python benchmarks/step.py [--cases s24-224 s36-224-dp.2 s24-224-compiled ...] [--batch 8] [--out FOLDER]
-    python benchmarks/step.py --against vit [--backend fused recompute] [--tilings FILE]
+    python benchmarks/step.py --against vit [--backend fused recompute]
 
 A case is model-resolution, followed by `-dp.2` for stochastic depth at that rate in both, `-fp32`
 (otherwise bf16 autocast) and `-compiled` (torch.compile over the blocks of both). Both models have
@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import timm
 import torch
 import torch.nn.functional as F
-from report import DEVICE, file_name, in_turns, stamp, use_tilings, write
+from report import DEVICE, file_name, in_turns, stamp, write
 from report import device as device_name
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
@@ -227,9 +227,7 @@ def main() -> None:
     parser.add_argument("--tag", help="a word for the files' names")
     parser.add_argument("--against", default="timm", choices=["timm", "vit"], help="timm's CaiT or ViT-S/16")
     parser.add_argument("--backend", nargs="+", default=["recompute"], help="of our attention")
-    parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     options = parser.parse_args()
-    use_tilings(options.tilings)
     rows = []
     for case in (Case(name, backend) for name in options.cases for backend in options.backend):
         rows.append(measure(case, options.against, options.batch, options.rounds))

@@ -39,13 +39,6 @@ class Tiling(NamedTuple):
     backward: Tile
 
 
-TILINGS: dict[tuple[tuple[int, int], str, int, int], Tiling] = {}
-"""The fastest tiles by compute capability, dtype, h and N, as measured by `benchmarks/kernel.py`. None yet.
-
-Another tiling sums in another order. The choice must not change between two runs, so it is never timed at
-run time.
-"""
-
 ROWS = 16 if isinstance(kernels.forward_kernel, triton.JITFunction) else 256
 """Rows of a tile: the fewest that a tensor core takes. The interpreter is faster with fewer, larger tiles."""
 
@@ -76,19 +69,6 @@ def default(N: int, dtype: torch.dtype) -> Tiling:
         return Tiling(Tile(128, 2, 2), walk)
     whole = Tile(columns, columns // 64, 1)
     return Tiling(whole, walk if dtype == torch.float32 else whole._replace(stages=2))
-
-
-def tiling(maps: Tensor, heads: int) -> Tiling:
-    """The measured tiles, else the default ones."""
-    N = maps.shape[1]
-    measured = TILINGS.get(key(maps, heads, N)) if TILINGS else None
-    return measured or default(N, maps.dtype)
-
-
-def key(at: Tensor, heads: int, N: int) -> tuple[tuple[int, int], str, int, int]:
-    """Key in `TILINGS` for maps of a tensor's dtype on its device."""
-    capability = torch.cuda.get_device_capability(at.device) if at.is_cuda else (0, 0)
-    return capability, _name(at.dtype), heads, N
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -141,7 +121,7 @@ def _launch(kernel: Any, tile: Tile, heads: int, *arguments: Tensor) -> None:
 def mix(maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> None:
     """Turn S into A, in place."""
     weights = weight_l.float().contiguous(), weight_w.float().contiguous()
-    _launch(kernels.forward_kernel, tiling(maps, len(weight_l)).forward, len(weight_l), maps, *weights)
+    _launch(kernels.forward_kernel, default(maps.shape[1], maps.dtype).forward, len(weight_l), maps, *weights)
 
 
 def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> Tensor:
@@ -149,7 +129,7 @@ def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tenso
     weights = weight_l.float().contiguous(), weight_w.float().contiguous()
     h, queries = len(weight_l), ROWS // len(weight_l)
     shares = maps.new_empty(turns(maps, h)[0], 2, ROWS, ROWS, dtype=torch.float32)
-    _launch(kernels.backward_kernel, tiling(maps, h).backward, h, maps, d_maps, *weights, shares)
+    _launch(kernels.backward_kernel, default(maps.shape[1], maps.dtype).backward, h, maps, d_maps, *weights, shares)
     blocks = shares.sum(dim=0)[:, : queries * h, : queries * h].reshape(2, queries, h, queries, h)
     return blocks.diagonal(dim1=1, dim2=3).sum(dim=-1)  # each query of a tile mixes its own heads
 

@@ -6,10 +6,8 @@ Only the MD5 sums that torchvision compares them with are put in the place of th
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,23 +91,6 @@ def write_cars(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs
         savemat(base / file, {"annotations": np.array([rows], dtype=kinds)})
     names = np.array([[f"Make Model {i} 2012" for i in range(4)]], dtype=object)
     savemat(base / "devkit" / "cars_meta.mat", {"class_names": names})
-
-
-def write_inaturalist(year: str) -> Callable[[Path, pytest.MonkeyPatch, Photographs], None]:
-    def write(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
-        """Super categories, numbers for categories; lists in COCO's form tell training and validation apart."""
-        lists: dict[str, list[dict]] = {"train": [], "val": []}
-        for category, kingdom in enumerate(("Plantae", "Aves", "Plantae")):
-            for number in range(6):
-                place = f"{kingdom}/{category}/{hashlib.md5(bytes([category, number])).hexdigest()}.jpg"
-                save(photographs, folder / year / place, 6 * category + number)
-                image = {"id": number, "file_name": f"train_val{year}/{place}", "width": 96, "height": 80}
-                lists["val" if number % 3 == 0 else "train"].append(image)
-        for part, images in lists.items():
-            content = {"info": {"year": int(year)}, "images": images, "annotations": [], "categories": []}
-            (folder / f"{part}{year}.json").write_text(json.dumps(content))
-
-    return write
 
 
 WNIDS = ("n01440764", "n01443537", "n02084071")

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STREAMS = ("hfids/", "tfds/", "wds/")
-"""timm's prefixes of data sets that it reads as streams."""
-PREFIXES = ("torch/", "hfds/", *STREAMS)
-
 
 @dataclass(frozen=True)
 class Catalog:
@@ -34,9 +30,9 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The data set of that name, or the folder that holds ImageNet's archives; None for any other.
 
     Raises:
-        UserError: there is no data set of that name, or it cannot be read by index.
+        UserError: torchvision has no data set of that name.
     """
-    named = root.startswith(PREFIXES) and not Path(root).is_dir()
+    named = root.startswith(("torch/", "hfds/")) and not Path(root).is_dir()
     if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed
         return None
     from functools import partial
@@ -48,7 +44,6 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
 
     splits: Splits = group(Splits, settings)
     if not named:
-        return FolderSource(splits, partial(imagenet.unpack, Path(root), splits.train_split, splits.val_split))
-    sets.check_name(root)
-    opener = partial(sets.open_set, root, group(Catalog, settings))
-    return SplitSource(root, splits.train_split, splits.val_split, opener)
+        return FolderSource(splits, partial(imagenet.unpack, Path(root)))
+    catalog: Catalog = group(Catalog, settings)
+    return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, catalog))

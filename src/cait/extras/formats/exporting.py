@@ -12,7 +12,6 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -28,14 +27,14 @@ FORMATS = {
     "torch_export": "cait.extras.formats.exporting:TORCH_EXPORT",
     "onnx": "cait.extras.formats.onnx_file:ONNX",
 }
+ANY = "timm takes CaiT as published and its own networks, onnx and torch_export take any"
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
 Metadata = Mapping[str, Any]
 """What travels with the weights: class_names, img_size and how images are prepared."""
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A format to write networks in."""
 
     write: Callable[[Any, Path, Metadata, Sequence[int]], Forward]
@@ -78,10 +77,7 @@ def export(
     """
     chosen: Format = plugins.load(FORMATS[format])
     output = Path(output).resolve()
-    ending = Path(chosen.file).suffix
-    if ending not in ("", output.suffix):
-        raise UserError(f"{output.name} has to end in {ending}, as files of {format} do")
-    disk.check_output(output, folder=not ending)
+    disk.check_output(output, folder=not Path(chosen.file).suffix)
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
@@ -96,8 +92,8 @@ def export(
             path = Path(scratch) / output.name
             difference = (_logits(chosen.write(model, path, metadata, shape), shape) - expected).abs().max().item()
             if not difference <= chosen.tolerance * max(1.0, expected.abs().max().item()):
-                raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; nothing was kept")
-            return Exported(_settle(path, output), difference)
+                raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; {ANY}")
+            return Exported(_moved(Path(scratch), output.parent), difference)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
 
@@ -136,15 +132,15 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _settle(path: Path, output: Path) -> list[Path]:
-    """Move what was written to its place. In a directory that exists, files of other names stay."""
-    written = [file.relative_to(path.parent) for file in sorted(path.parent.rglob("*")) if file.is_file()]
-    if path.is_dir() and not output.exists():
-        os.replace(path, output)
-    else:
-        for name in written:
-            os.replace(path.parent / name, output.parent / name)
-    return [output.parent / name for name in written]
+def _moved(scratch: Path, folder: Path) -> list[Path]:
+    """Move each file to its place below a folder, where files of other names stay; returns the places."""
+    places = []
+    for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
+        place = folder / file.relative_to(scratch)
+        place.parent.mkdir(exist_ok=True)
+        file.replace(place)
+        places.append(place)
+    return places
 
 
 TORCH_EXPORT = Format(_write_torch_export, "model.pt2", 1e-4)

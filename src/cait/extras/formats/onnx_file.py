@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 from cait.errors import UserError, to_install
 from cait.extras.formats.exporting import Format, Forward, Metadata, example, quiet
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
 
 def _write(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
     """Write a network that takes "images" [B, C, S, S] of any B.
@@ -23,13 +20,11 @@ def _write(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int
     It gives "logits" [B, num_classes], or the outputs that its attribute `output_names` names, "logits" first. The
     metadata become the file's `metadata_props`, as JSON where they are no text.
     """
-    for package in PACKAGES:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise UserError(f"ONNX needs the package {package}: {to_install('[export]')}") from error
-    import onnxruntime
-
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"ONNX needs the package {error.name}: {to_install('[export]')}") from error
     with quiet():
         program: Any = torch.onnx.export(
             model,

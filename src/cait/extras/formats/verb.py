@@ -6,16 +6,10 @@ import os
 from pathlib import Path
 
 from cait import plugins
-from cait.cli import saved
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.cli.options import Options, run_missing
-from cait.errors import UserError
-from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import values
-
-NEEDED = ("mean", "std", "crop_pct", "interpolation")
-"""Settings that travel with the weights."""
 
 
 def export(arguments: list[str], program: Program) -> None:
@@ -37,10 +31,6 @@ def export(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
-    known = saved.data_settings(folder) if folder else (loaded.data_state or {}).get("preprocessing") or {}
-    if lacking := [name for name in NEEDED if name not in known]:
-        source = rundir.config(folder) if folder else checkpoint
-        raise UserError(f"{source} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
     output = given.output or place / plugins.load(exporting.FORMATS[given.format]).file

@@ -1,10 +1,13 @@
-"""`cait card`: collect what a run has written, and put a model card with its pictures into a folder."""
+"""`cait card`: write a model card from what a run has written, with its pictures."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import cait
 from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options, named_run
@@ -16,23 +19,31 @@ WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
 settings, the curves and how to use the model."""
 README, CURVES = "README.md", "curves.png"
+PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_weights", "teacher_path")
+"""Settings that are places on this machine."""
+TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
+"""Settings of the Trainer that the card shows."""
+FIGURES = {
+    "acc1": ("top-1", "{:.2f} %"),
+    "acc5": ("top-5", "{:.2f} %"),
+    "acc1_macro": ("mean of the classes", "{:.2f} %"),
+    "mAP": ("mean average precision", "{:.4f}"),
+    "f1": ("F1", "{:.4f}"),
+}
+"""Title and form of each figure."""
+WEAKEST = 5
+"""So many of the classes with the lowest accuracy are named."""
 
 
 def card(arguments: list[str], program: Program) -> None:
     """Write the card of a run."""
     options = Options("card", WHAT)
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    options.add_argument("--repo", metavar="OWNER/NAME", help="the model's name on the Hub")
-    options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default card/ in the run's")
     add_content(options)
     given = options.parse_args(arguments)
     folder = named_run("card", given.run)
-    output = given.output or folder / "card"
-    disk.check_output(output, folder=True)
-    if given.output and (output / README).exists():
-        raise UserError(f"{output / README} exists; move it away or name another folder")
-    repo = given.repo or f"OWNER/{folder.name}"
-    for path in write(folder, output, repo, given.ema, given.license, program):
+    repo = f"OWNER/{folder.name}"
+    for path in write(folder, folder / "card", repo, given.ema, given.license, program):
         print(os.path.relpath(path))
 
 
@@ -50,7 +61,6 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
         UserError: the run was not scored, or its scores are of another step or data set.
     """
     from cait.extras import scores
-    from cait.extras.hub import card_text
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about = scores.read(folder, checkpoint, program.command("eval", folder))
@@ -58,13 +68,13 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     scored = about["raw" if ema is False or "ema" not in about else "ema"]
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
-    config = saved.of_run(folder)
+    config, depends = saved.of_run(folder), state.get("depends_on", {})
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
-    tables = plugins.results(folder)
-    text = card_text.text(repo, scored, about, config, state, [each.name for each in images], license, tables)
+    names = [image.name for image in images]
+    card = text(repo, scored, about, config, depends, names, license, plugins.results(folder))
     with disk.whole(output / README) as beside:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_text(card, encoding="utf-8")
     return [output / README, *images]
 
 
@@ -79,3 +89,104 @@ def _images(folder: Path, output: Path) -> list[Path]:
     except UserError as error:
         print(f"without curves: {error}")
     return images
+
+
+def text(
+    repo: str,
+    scores: Mapping[str, Any],
+    about: Mapping[str, Any],
+    config: Mapping[str, Any],
+    depends: Mapping[str, Any],
+    images: Sequence[str],
+    license: str | None,
+    tables: Sequence[plugins.Results],
+) -> str:
+    """The card by card.jinja: `about` is evaluation.json, `scores` its part, `depends` is in the data's state."""
+    import yaml
+    from huggingface_hub import ModelCard
+
+    from cait.extras.words import network_name
+
+    per_class = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
+    variables: dict[str, Any] = {
+        **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
+        **dict(data=config["data"], model=config["model"], dataset=_data_name(config), version=cait.__version__),
+        "network": network_name(about["model"], config["model"].get("fields")),
+        "results": _results(scores),
+        "weakest": sorted(per_class)[:WEAKEST],
+        "depends": depends,
+        "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
+    }
+    template = str(Path(__file__).with_name("card.jinja"))
+    card = ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)
+    return f"{card}\n"
+
+
+def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], license: str | None) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    name, several = _data_name(config), "mAP" in scores
+    result = EvalResult(
+        task_type="image-classification",
+        dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
+        dataset_name=name,
+        dataset_split=config["data"].get("val_split"),
+        metric_type="mAP" if several else "accuracy",
+        metric_value=round(scores["mAP"] if several else scores["acc1"] / 100, 4),
+        metric_name="mean average precision" if several else "top-1 accuracy",
+    )
+    return ModelCardData(
+        library_name="timm",
+        pipeline_tag="image-classification",
+        tags=["image-classification", "timm"],
+        license=license,
+        metrics=["accuracy"],
+        model_name=repo.partition("/")[2],
+        eval_results=[result],
+    )
+
+
+def _results(scores: Mapping[str, Any]) -> str:
+    """The table of the sets' figures."""
+    sets = {"validation images": scores}
+    sets |= {"ReaL": scores["real"]} if "real" in scores else {}
+    sets |= scores.get("extra", {})
+    figures = {name: about for name, about in FIGURES.items() if name in scores}
+    rows = []
+    for title, found in sets.items():
+        known = ((found.get(name), form) for name, (_, form) in figures.items())
+        rows.append((title, f"{found['images']:,}", *("" if value is None else f.format(value) for value, f in known)))
+    return _table(("set", "images", *(title for title, _ in figures.values())), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *(map(_cell, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _data_name(config: Mapping[str, Any]) -> str:
+    """The public name of a data set, or the last part of its path: the rest is private."""
+    root = str(config["data"]["root"])
+    return root if root.startswith(("torch/", "hfds/")) else root.rstrip("/").rpartition("/")[2]
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a reader may want to know."""
+    shown = {name: config.get(name) for name in ("seed_everything", "model", "data")}
+    trainer = config.get("trainer") or {}
+    return _public(shown | {"trainer": {name: trainer.get(name) for name in TRAINER}})
+
+
+def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without settings that have no value, and those that are places on this machine."""
+    return {
+        name: _public(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name not in PLACES and value is not None and not str(value).startswith(("/", "~"))
+    }
+
+
+def _cell(text: str) -> str:
+    """A name in Markdown, with all markup escaped."""
+    shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)

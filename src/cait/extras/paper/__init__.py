@@ -6,10 +6,10 @@ from cait.plugins import Setting, Verb
 from cait.run.program import Program
 
 VERBS = {
-    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost [--json]"),
+    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost"),
     "paper": Verb(
         "cait.extras.paper.verb:show",
-        "list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]\n"
+        "list the rows of the paper's tables, each a run: cait paper [TABLE]\n"
         "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
     ),
 }

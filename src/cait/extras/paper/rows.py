@@ -6,7 +6,6 @@ The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from cait.settings import Settings, as_text, flatten
 TABLES = Path(__file__).parent / "tables"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
+FIELDS = "model.fields."
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,24 @@ class Row:
     def settings(self) -> Settings:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
-            network = ("model.name", "model.fields.")
-            taken = {k: v for k, v in row_named(self.weights_of, self.table).settings.items() if k.startswith(network)}
+            others = row_named(self.weights_of, self.table).settings.items()
+            taken = {key: value for key, value in others if key.startswith(("model.name", FIELDS))}
         elif self.base:
             taken = row_named(self.base, self.table).settings
         else:
             taken = flatten(tables()[self.table].get("defaults", {}))
         return taken | self.changes
 
+    @property
+    def fields(self) -> Settings:
+        """The fields of the network that the row changes."""
+        changed = self.settings.items()
+        return {key.removeprefix(FIELDS): value for key, value in changed if key.startswith(FIELDS)}
+
     def is_of(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
-        sizes = {key: hparams.get(key) for key in ("img_size", "num_classes")}
-        try:
-            trained = variant_config(hparams.get("name", ""), **sizes, **(hparams.get("fields") or {}))
-        except (TypeError, UserError):  # another kind of network
-            return False
-        network = self.network()
-        return dataclasses.replace(trained, drop_path_rate=network.drop_path_rate) == network
+        network = (hparams.get("name"), hparams.get("fields") or {}, hparams.get("num_classes"))
+        return network == (self.settings["model.name"], self.fields, 1000)
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
@@ -123,9 +124,9 @@ class Row:
         for file in self.files:
             settings |= _settings_of(file)
         settings |= self.settings
-        fields = {k.removeprefix("model.fields."): v for k, v in settings.items() if k.startswith("model.fields.")}
         rate = settings["model.drop_path_rate"]
-        return variant_config(settings["model.name"], img_size=settings["data.img_size"], drop_path_rate=rate, **fields)
+        size = settings["data.img_size"]
+        return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import REPO
 
 from cait.cli import main
 from cait.extras.paper.rows import Row, released, rows
@@ -77,17 +76,3 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
     for title, *figures in (("top-1", "85.4 %", "85.458 %"), ("ReaL top-1", "89.829 %"), ("v2 top-1", "76.01 %")):
         line = next(line for line in shown.splitlines() if line.startswith(f"│ {title} "))
         assert [cell.strip() for cell in line.split("│")[-len(figures) - 1 : -1]] == figures
-
-
-def test_timms_weights_are_scored_beside_timms_figures(
-    tmp_path: Path, mixed_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr("cait.model.weights.load_pretrained", lambda model, name: [])  # nothing is fetched
-    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *CPU, f"--data.root={mixed_root}"]
-    main(["eval", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
-    found = json.loads(Path("evaluation.json").read_text())
-    assert (found["weights"], found["paper_row"]) == ("timm's xxs24", "models/xxs24-224-distilled")
-    assert found["published"]["timm"] == {"acc1": 78.4, "real": 85.24, "v2": 67.29}
-    assert found["raw"]["images"] == 15
