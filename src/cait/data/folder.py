@@ -228,8 +228,11 @@ def spelled(folder: Path, name: str) -> str:
     """The path of a file below a folder, composed as it is there; as it is given if there is no such file."""
     if name.isascii() or (folder / name).exists():
         return name
-    forms = (unicodedata.normalize(form, name) for form in ("NFC", "NFD"))  # of Linux, and of a Mac
-    return next((form for form in forms if (folder / form).exists()), name)
+    found = Path()
+    for part in Path(name).parts:
+        forms = (unicodedata.normalize(form, part) for form in ("NFC", "NFD"))  # of Linux, and of a Mac
+        found /= next((form for form in forms if (folder / found / form).exists()), part)
+    return str(found)
 
 
 def list_classes(folder: Path, names: list[str]) -> Files:
