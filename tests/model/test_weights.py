@@ -223,6 +223,31 @@ def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_pa
     assert all(holds(each, trained) for each in (net, loaded, fresh))
 
 
+CLASSES = ["ant", "bee", "cat", "dog"]
+NETWORK: dict = dict(name="xxs24", img_size=8, embed_dim=16, depth=1, num_heads=2, patch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("classes", "is_kept"),
+    [(CLASSES, True), (None, True), (["dog", "cat", "bee", "ant"], False), (["eel", "fox"], False)],
+)
+def test_the_head_is_kept_for_the_same_classes_alone(classes: list[str] | None, is_kept: bool, tmp_path: Path) -> None:
+    raw, ema = (cait.create_model(num_classes=4, **NETWORK).state_dict() for _ in range(2))
+    checkpoint = {
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": {f"model.{key}": value for key, value in raw.items()},
+        "callbacks": {"EMA": ema},
+        "ImageNetDataModule": {"class_names": CLASSES, "depends_on": {}},
+    }
+    torch.save(checkpoint, path := tmp_path / "known.ckpt")
+    for theirs, is_average in ((raw, False), (ema, True)):
+        model = cait.create_model(num_classes=len(classes or CLASSES), **NETWORK)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        assert load_weights(model, path, is_average, classes) == ([] if is_kept else ["the head starts anew"])
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key] if key.startswith("head") and not is_kept else theirs[key]), key
+
+
 @pytest.fixture
 def hub(files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache with XXS-24 at 224 in it, as if it had been downloaded, and no network."""

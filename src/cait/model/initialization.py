@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from cait.errors import UserError
@@ -98,6 +97,8 @@ def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
 
     Bicubic without antialiasing, as the released code did.
     """
+    from timm.layers import resample_abs_pos_embed  # here, because the network needs torch alone
+
     before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
     if before**2 != pos_embed.shape[1] or after**2 != num_patches:
         raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")

@@ -114,9 +114,9 @@ class CaiTModule(LightningModule):
     def _build(self) -> None:
         self.num_classes = self.hparams["num_classes"]
         self.model = self.architecture.build()
-        self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
+        self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
         self.task = task_named(self.architecture.task, self.num_classes)
         if self.architecture.task is not None:
             self.loss = self.task.loss(self.loss_settings)
