@@ -151,8 +151,8 @@ class AnnotatedSource(FolderSource):
     def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
         if not (self._groups or self.asked.multi_label):
-            parts = hold_out(Files(pool), self.splits.val_fraction)
-            return [*parts[0]], [*parts[1]]
+            learned, held_out = hold_out(Files(pool), self.splits.val_fraction)
+            return [*learned], [*held_out]
         wanted = max(2, round(1 / self.splits.val_fraction))
         folds = max(2, min(wanted, len(self._groups_of(pool)) or wanted))
         if folds < wanted:
