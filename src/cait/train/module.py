@@ -107,6 +107,8 @@ class CaiTModule(LightningModule):
         """The norm in this step, if a callback has computed it; clipping then uses it."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
+        self._figures_of_step: list[Tensor] = []
+        """Those of the batches that the running step has accumulated."""
         self.own_metrics, self.per_class = dict(metrics or {}), per_class
         if None not in (architecture.img_size, architecture.num_classes):
             self._build()
@@ -209,19 +211,23 @@ class CaiTModule(LightningModule):
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
             loss = self.distillation.loss(loss, logits, self.teacher(images), self.task.distillation_loss)
-        self._log_step(loss.detach(), logits.detach(), targets)
+        self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
-    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
         """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
         right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets
         acc1 = 100 * right.float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._figures_of_step = []
+        self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        step = self.trainer.strategy.reduce(self.figures, reduce_op="mean")
+        of_process = torch.stack(self._figures_of_step).mean(dim=0)
+        step = self.trainer.strategy.reduce(of_process, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
         highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
         rate = torch.full((), highest, dtype=torch.float32, device=self.device)
