@@ -139,7 +139,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "processes": {"trainer": {"devices": 4242}},
     "workers": {"data": {"num_workers": 4242}},
     "a download": {"data": {"data_dir": "stranger/x"}},
-    "copies": {"data": {"copies_dir": "stranger/x"}},
     "weights": {"model": {"weights": "stranger/x"}},
     "a teacher's run": {"model": {"teacher": "stranger/x"}},
     "a teacher's weights": {"model": {"teacher_path": "stranger/x"}},

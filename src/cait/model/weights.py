@@ -20,9 +20,6 @@ from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
-ANEW = (" anew", " new")
-"""How the note about a head ends that has no weights for some classes."""
-
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
 

@@ -20,7 +20,7 @@ from cait.plugins import Results
 
 LEFT_OUT = {
     "data": (
-        *("root", "data_dir", "copies_dir", "labels", "val_list"),
+        *("root", "data_dir", "labels", "val_list"),
         *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
     ),
     "model": ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std"),
