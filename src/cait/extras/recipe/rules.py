@@ -233,7 +233,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     often that the network would learn them by heart, so they are changed more, grey or not.
     """
     if recipe.weights:
-        chosen, how = LITTLE, "crops alone, because the run is short"
+        chosen, how = LITTLE, "crops and nothing else, because the run is short"
     elif folder.grey and (folder.side <= SMALL or folder.unevenness < RARE):
         chosen, how = MILD, "crops, a little Mixup"
     else:
