@@ -32,7 +32,6 @@ KINDS = {
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see cait.data.transforms.TrainPipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.talking_heads.backend_named`',
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',

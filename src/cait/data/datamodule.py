@@ -199,20 +199,14 @@ class ImageNetDataModule(LightningDataModule):
         train, val = self.source.train, self.source.val
         images = len(train) + len(val)
         self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images), images)
-        self.predict_samples: Samples = self._wrapped(val)
+        self.predict_samples: Samples = val
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
             transform, pipeline = self.train_transform, self.pipeline
             open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
-            self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
+            self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have
-
-    def _wrapped(self, samples: Samples) -> Samples:
-        """The images as extras give them, such as from small copies of large files."""
-        for wrap in plugins.of_kind("wrap_samples"):
-            samples = wrap(samples, self.given)
-        return samples
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
         return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)

@@ -34,8 +34,8 @@ class Extracted(NamedTuple):
     pixels: np.ndarray
     """uint8 [N, 3, S, S], S at most SIDE; float32 if the transform is one's own; S is 0 if not asked for."""
 
-    def at(self, places: np.ndarray | slice) -> Extracted:
-        """The images at places among these, or at which a mask [N] is True."""
+    def at(self, places: np.ndarray) -> Extracted:
+        """The images at which a mask [N] is True."""
         return Extracted(*(column[places] for column in self))
 
 
@@ -60,7 +60,6 @@ def extract(
     unreadable = UnreadableImages(None, len(samples), len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
     chosen = range(len(samples)) if chosen is None else chosen
-    head = head or next(iter(classifiers(network)), None)
     modes, home = [(part, part.training) for part in network.modules()], next(network.parameters()).device
     network.to(device).eval()
     columns = []
@@ -86,17 +85,18 @@ def extract(
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
     """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
-    if head is None:
-        raise UserError("the network has no classifier, whose input would be the features: give it get_classifier()")
     seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        network(images.to(next(network.parameters()).dtype))
-    finally:
-        hook.remove()
+    for layer in [head] if head else classifiers(network)[:1]:
+        hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            network(images.to(next(network.parameters()).dtype))
+        finally:
+            hook.remove()
     if not seen:
-        raise UserError("the network does not call its classifier, so nothing tells what its features are")
-    features = seen[-1].movedim(1, -1) if isinstance(head, nn.Conv2d) else seen[-1]
+        raise UserError(
+            "the features are what the classifier sees, and the network calls none: give it get_classifier()"
+        )
+    features = seen[-1].movedim(1, -1) if isinstance(layer, nn.Conv2d) else seen[-1]
     return features.reshape(len(features), -1, features.shape[-1]).mean(1).float().cpu().numpy()
 
 

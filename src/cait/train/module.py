@@ -76,8 +76,6 @@ class CaiTModule(LightningModule):
     """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
     eval_transform: Any = None
     """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
-    head_is_new: bool = False
-    """Whether the run starts from weights that have no head for its classes."""
     validates_first: bool = False
     """Whether to validate before the first step, and save."""
 
@@ -168,9 +166,6 @@ class CaiTModule(LightningModule):
         own_classes = self._class_names() if self.initial_weights.weights is not None else None
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
             rank_zero_info("weights from " + "; ".join(notes))
-            from cait.model.weights import NEW_HEAD  # here, because other runs do not load it
-
-            self.head_is_new = NEW_HEAD in notes
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher

@@ -1,4 +1,4 @@
-"""Use what a network has learned: its features, simple classifiers on them, and training with parts of it held."""
+"""Use what a network has learned: its features, simple classifiers on them, and training of its head alone."""
 
 from __future__ import annotations
 

@@ -1,30 +1,27 @@
-"""The baselines of a run: scored after training, kept in baselines.json, and what follows from them."""
+"""The baselines of a run: simple classifiers, scored after training, and what follows from them."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, Trainer
 
 from cait import disk
 from cait.data.dataset import NO_LABEL
 from cait.errors import one_line, to_type
-from cait.extras import probes
-from cait.extras.extract import evenly, extract
-from cait.model.config import TIMM, VARIANTS
+from cait.extras.extract import Extracted, evenly, extract
+from cait.extras.regression import classify
 from cait.plugins import Results, Run
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
-from cait.run.rundir import CONFIG
 
 FILE = "baselines.json"
 MOST = 10_000
 """Images that are read of each set."""
-LONGER = 10
-"""Minutes that a run gets next whose baselines are better, if it was shorter."""
 SHOWN = 0.01
 """Points that the table tells apart; a run logs its accuracy in float32."""
 NAMES = {"acc1": "top-1", "acc1_macro": "mean of the classes"}
@@ -55,20 +52,24 @@ class Baselines(Callback):
             print(f"no baselines: {one_line(error) or type(error).__name__}", flush=True)
 
     def suggestions(self) -> list[tuple[str, str]]:
-        """What the summary of the run says that one may try."""
-        return suggestions(self.run)
+        """What the summary says that one may add to the command, if a baseline is better than the run."""
+        found, start = read(self.run.folder), self.run.module.initial_weights
+        if not found or not table(found).note or self.run.program.script:  # its classes have no recipe
+            return []
+        tries = [("try", "more time: " + to_type('ARGS="--minutes 10"', "--minutes 10"))]
+        if not start.weights and not start.pretrained:
+            tries.insert(0, ("try", "published weights: " + to_type("FROM=timm", "--from timm")))
+        return tries
 
     def _score(self, trainer: Trainer, pl_module: Any, file: Path) -> None:
         data, device = self.run.data, trainer.strategy.root_device
         sets = data.train_images.samples, data.val_images.samples
-        count, val_count = (min(len(samples), MOST) for samples in sets)
-        images = f"{count:,} training and {val_count:,} validation images"
-        print(f"scoring baselines on {images}; --baselines false leaves this out", flush=True)
+        print("scoring simple baselines; --baselines false leaves this out", flush=True)
         found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
         train, val = (each.at(each.labels != NO_LABEL) for each in found)
         metric, run, how = _of_run(trainer)
         rows = []
-        for row in probes.scores(train, val, data.num_classes):
+        for row in scores(train, val, data.num_classes):
             rows.append(row | {"score": row[metric]})
             if any(each.signals.received for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)):
                 return  # a signal, which is only noted until the end
@@ -84,6 +85,28 @@ def _of_run(trainer: Trainer) -> tuple[str, float, str]:
         if metric in NAMES and isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
             return metric, float(callback.best_model_score), "its best.ckpt"
     return "acc1", float(trainer.callback_metrics["val/acc1"]), "its last weights"
+
+
+def scores(train: Extracted, val: Extracted, classes: int) -> Iterator[Scores]:
+    """For each classifier its name, how it answers, its accuracies in per cent, and the seconds it took."""
+    most = np.full(len(val.labels), np.bincount(train.labels).argmax())
+    yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(most, val.labels)
+    pixels = [each.pixels.reshape(len(each.labels), -1) for each in (train, val)]
+    inputs = {
+        "logistic regression": ("on the pixels", pixels),
+        "linear probe": ("logistic regression on the network's features", [train.features, val.features]),
+    }
+    for name, (how, (rows, val_rows)) in inputs.items():
+        begin = time.monotonic()
+        answers = classify(rows, train.labels, val_rows, classes)
+        seconds = round(time.monotonic() - begin, 2)
+        yield {"name": name, "how": how, "seconds": seconds} | accuracies(answers, val.labels)
+
+
+def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Top-1 accuracy and its mean over the classes that have images, in per cent, as a run logs them."""
+    of_classes = [np.mean(answers[labels == label] == label) for label in np.unique(labels)]
+    return {"acc1": 100 * float(np.mean(answers == labels)), "acc1_macro": 100 * float(np.mean(of_classes))}
 
 
 def read(folder: Path) -> Scores | None:
@@ -103,23 +126,3 @@ def table(found: Scores) -> Results:
     note = f"{better}: {points:.2f} points better than this run" if points >= SHOWN else ""
     rows = [(name, how, f"{score:.2f} %") for name, how, score in entries]
     return Results("Baselines", ("", "how", found["metric"]), rows, note)
-
-
-def suggestions(run: Run) -> list[tuple[str, str]]:
-    """If a baseline is better than the run: the same from weights if it started from none, then more minutes."""
-    found, start, name = read(run.folder), run.module.initial_weights, run.module.name
-    if not found or not table(found).note or run.program.script:  # its classes have no recipe
-        return []
-    source = start.weights or ("timm" if start.pretrained else "")
-    named = f"--model.name {name}" if name not in VARIANTS or start.weights else ""
-    tries = [("timm", named)] if not source and (name in VARIANTS or name.startswith(TIMM)) else []
-    if time.time() - (run.folder / CONFIG).stat().st_mtime < 60 * LONGER:
-        tries.append((source, f"{named} --minutes {LONGER}".strip()))
-    return [("try", _command(str(run.data.root), *each)) for each in tries]
-
-
-def _command(root: str, source: str, options: str) -> str:
-    command = to_type("make train DATA=", "cait fit --data.root ") + shlex.quote(root)
-    if source:
-        command += to_type(" FROM=", " --from ") + shlex.quote(source)
-    return command + (to_type(f' ARGS="{options}"', f" {options}") if options else "")

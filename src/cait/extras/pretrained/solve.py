@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,24 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from cait.extras.extract import BATCH, Extracted, evenly, extract
-from cait.extras.pretrained.head import VALUES, WORK, Head, solve
+from cait.extras.extract import Extracted, evenly, extract
+from cait.extras.regression import Head, solve
 from cait.model.weights import classifiers
+
+WORK, VALUES = 1_000_000_000, 100_000_000
+"""Most images × values × classes that are solved on, about half a minute of a core; and most images × values, 2 GB."""
 
 
 class SolveHead(Callback):
     """Solves a new head, and validates it before the first step, so that it is the best to beat.
 
-    A run that trains its head alone is done then. All processes take the features of their share of the images; the
-    first solves the head, and the others receive it.
+    A run that trains its head alone is done then. The first process solves the head, and the others receive it.
     """
 
     def __init__(self) -> None:
         self.is_solved = False
+        self.drawn: list[Tensor] = []
+        """The head as it is before the weights are read."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"is_solved": self.is_solved}
@@ -32,35 +35,27 @@ class SolveHead(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.is_solved = state_dict["is_solved"]
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        wanted = pl_module.head_is_new and pl_module.hparams["solve_head"]
-        if wanted and trainer.ckpt_path is None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            if reason := unsolvable(trainer, pl_module):
-                rank_zero_info(f"the head is not solved, it starts at random: {reason}")
-            else:
-                rank_zero_info("solving the head on the features of the training images")
-                self._solve(trainer, pl_module)
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self.drawn = rows_of_classes(pl_module)
 
-    def _solve(self, trainer: Trainer, pl_module: Any) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        start: Any = trainer
+        if start.ckpt_path is not None or start.fast_dev_run or not self._is_new(pl_module):
+            return
+        if reason := unsolvable(pl_module):
+            rank_zero_info(f"the head is not solved, it starts at random: {reason}")
+            return
+        rank_zero_info("solving the head on the features of the training images")
         for layer in classifiers(pl_module.model):
-            begin = time.monotonic()
-            seen = gathered(trainer, pl_module, layer)
-            taken = time.monotonic() - begin
-            found: Head | None = None
-            if trainer.is_global_zero:
-                features, labels = torch.from_numpy(seen.features), torch.from_numpy(seen.labels)
-                weights = weights_of(seen.kept, labels, data, pl_module)
-                found = solve(features, data._targets(labels), pl_module.num_classes, *weights)
-            found = trainer.strategy.broadcast(found)
-            assert found is not None
-            with torch.no_grad():
-                layer.weight.copy_(found.weight)
-                layer.bias.copy_(found.bias)
-            images = f"{len(seen.kept):,} of {len(data.train_images):,} images"
-            seconds = f"features {taken:.1f} s, head {time.monotonic() - begin - taken:.1f} s"
-            rank_zero_info(f"head solved on {images}, C {found.strength:g}: {seconds}")
+            solve_layer(trainer, pl_module, layer)
         self.is_solved = True
+
+    def _is_new(self, pl_module: Any) -> bool:
+        """Whether there are weights, and they have left a row of the head as it was drawn."""
+        start, pairs = pl_module.initial_weights, zip(self.drawn, rows_of_classes(pl_module), strict=True)
+        is_as_drawn = [(before.to(now.dtype) == now).flatten(1).all(1).any() for before, now in pairs]
+        return bool(start.weights or start.pretrained) and any(is_as_drawn)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
@@ -79,24 +74,51 @@ class SolveHead(Callback):
 
     def _end(self, trainer: Trainer, pl_module: Any) -> None:
         """End a run whose head alone was to be learned."""
-        if self.is_solved and pl_module.hparams["freeze"] is True:
+        if self.is_solved and pl_module.hparams["freeze"]:
             rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
             trainer.should_stop = True
 
 
-def unsolvable(trainer: Trainer, pl_module: Any) -> str:
+def rows_of_classes(pl_module: Any) -> list[Tensor]:
+    """A copy of the weights of each classifier, on the CPU; a row of them is a class."""
+    return [layer.weight.detach().cpu().clone() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")]
+
+
+def unsolvable(pl_module: Any) -> str:
     """Why the head cannot be solved; empty if it can."""
-    layers = classifiers(pl_module.model)
-    if not layers or not all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers):
-        last = type(layers[0]).__name__ if layers else "no layer"
-        return f"{pl_module.name} ends in {last}, not in Linear with a bias"
-    if getattr(trainer.datamodule, "train_images", None) is None:  # type: ignore[attr-defined]
-        return "there is no data module whose images it could see"
+    for layer in classifiers(pl_module.model):
+        if not isinstance(layer, nn.Linear) or layer.bias is None:
+            return f"{pl_module.name} ends in {type(layer).__name__}, not in Linear with a bias"
     return ""
 
 
-def weights_of(kept: np.ndarray, labels: Tensor, data: Any, pl_module: Any) -> tuple[Tensor, Tensor | None]:
-    """How much each image counts, [N], and the positive part of each class, [C] or None, as in the run's loss.
+def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
+    """Solve one head in the first process, on the features that it sees, and put the result into it in all."""
+    found: Head | None = None
+    if trainer.is_global_zero:
+        with trainer.precision_plugin.forward_context():
+            seen = features_of(trainer, pl_module, layer)
+        labels, data = torch.from_numpy(seen.labels), trainer.datamodule  # type: ignore[attr-defined]
+        weights = weights_of(seen.kept, labels, data, pl_module)
+        found = solve(torch.from_numpy(seen.features), data._targets(labels), pl_module.num_classes, weights)
+        rank_zero_info(f"head solved on {len(labels):,} of {len(data.train_images):,} images, C {found.strength:g}")
+    found = trainer.strategy.broadcast(found)
+    assert found is not None
+    with torch.no_grad():
+        layer.weight.copy_(found.weight)
+        layer.bias.copy_(found.bias)
+
+
+def features_of(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Extracted:
+    """What a layer sees of the training images, as many as can be solved on."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    samples, classes = data.train_images.samples, pl_module.num_classes
+    most = max(2 * classes, min(WORK // classes, VALUES) // layer.in_features)
+    return extract(pl_module.model, samples, data, pl_module.device, evenly(len(samples), most), head=layer)
+
+
+def weights_of(kept: np.ndarray, labels: Tensor, data: Any, pl_module: Any) -> Tensor:
+    """How much each image counts, [N]: as often as the run draws its label, and as much as its loss weights it.
 
     Args:
         kept: int64 [N], the indices of the images.
@@ -105,26 +127,6 @@ def weights_of(kept: np.ndarray, labels: Tensor, data: Any, pl_module: Any) -> t
     drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
     share = torch.bincount(labels, drawn[kept]) / torch.bincount(labels).clamp(min=1)
     of_class = getattr(pl_module.loss, "weights", None)
-    if of_class is None or pl_module.task.several:
-        return share[labels], of_class
-    return (share * of_class.cpu()[: len(share)])[labels], None
-
-
-def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Extracted:
-    """What a layer sees of the training images, as many as can be solved on.
-
-    Each process takes a share of whole batches, so that the batches are the same for any number of processes.
-    """
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    samples, classes = data.train_images.samples, pl_module.num_classes
-    indices = evenly(len(samples), max(2 * classes, min(WORK // classes, VALUES) // layer.in_features))
-    batches = [indices[start : start + BATCH] for start in range(0, len(indices), BATCH)]
-    own = [index for batch in batches[trainer.global_rank :: trainer.world_size] for index in batch]
-    with trainer.precision_plugin.forward_context():
-        found = extract(pl_module.model, samples, data, pl_module.device, own or indices[:1], head=layer)
-    found = found.at(slice(None if own else 0))  # with fewer batches than processes some have none
-    parts = [found] * trainer.world_size
-    if trainer.world_size > 1:
-        torch.distributed.all_gather_object(parts, found)
-    whole = Extracted(*map(np.concatenate, zip(*parts, strict=True)))
-    return whole.at(whole.kept.argsort())
+    if of_class is not None and not pl_module.task.several:
+        share = share * of_class.cpu()[: len(share)]
+    return share[labels]

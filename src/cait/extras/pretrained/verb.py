@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, Splits, folder_names, not_listed, scan_flat
+from cait.data.folder import FolderSource, Splits, folder_names, scan_flat
 from cait.data.listing import Files
 from cait.errors import UserError, printable
-from cait.file_lock import tell
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ def features(arguments: list[str], program: Program) -> None:
         print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)
     if not len(found.kept):
         raise UserError(f"none of the {len(files):,} images can be read")
+    write(given.output, found, [names[index] for index in found.kept], [*map(printable, class_names)])
     count, width = found.features.shape
-    write(given.output, found, names, class_names)
     print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
 
 
@@ -73,10 +72,7 @@ def listed(root: Path) -> tuple[Files, list[str]]:
     if not root.is_dir() or len(folder_names(source.split_folders()[0])) < 2:
         return scan_flat(root), []
     source.hold_out_all()
-    files = source.train if source.holds_out else Files([*source.train, *source.val])
-    if source.left_out:
-        tell(f"{root}{not_listed(source.left_out)}")
-    return files, source.class_names
+    return source.train if source.holds_out else Files([*source.train, *source.val]), source.class_names
 
 
 def named(name: str, weights: str | None, img_size: int | None) -> loading.Loaded:
@@ -86,13 +82,12 @@ def named(name: str, weights: str | None, img_size: int | None) -> loading.Loade
     """
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
-    from cait.model.weights import load_pretrained, load_weights, preparation, timm_config
+    from cait.model.weights import preparation, timm_config
 
     known = timm_config(name)
     size = img_size or (known.input_size[-1] if known else 224)
     built = network.build(name, size, known.num_classes if known else 1000)
-    notes = [weights, *load_weights(built, weights)] if weights else load_pretrained(built, name)
-    notes = [note for note in notes if not note.startswith("the head")]  # no feature depends on it
+    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
     data = ImageNetDataModule(img_size=size, **preparation(known))
     return loading.Loaded(built.eval(), name, "; ".join(notes), [], data)
 
@@ -101,8 +96,7 @@ def write(path: Path, found: Extracted, names: list[str], class_names: list[str]
     """Arrays `features`, `names`, `labels` and `class_names`, none of them pickled; the file is whole or not there."""
     import numpy as np
 
-    texts = {"names": [names[index] for index in found.kept], "class_names": [*map(printable, class_names)]}
-    arrays: dict[str, Any] = {key: np.array(words, dtype=np.str_) for key, words in texts.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {"names": np.array(names, np.str_), "class_names": np.array(class_names, np.str_)}
     with disk.whole(path) as beside, beside.open("wb") as file:
-        np.savez(file, features=found.features, labels=found.labels, **arrays)
+        np.savez(file, features=found.features, labels=found.labels, **texts)  # type: ignore[arg-type]

@@ -8,14 +8,12 @@ benchmark.md.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
-from cait.extras.recipe.anatomy import Anatomy, look
 from cait.extras.recipe.survey import MINUTES, Machine, Survey
 from cait.extras.recipe.trial import Pace, Trial, devices_of
 from cait.extras.recipe.weights import Weights
@@ -28,21 +26,10 @@ SIZES = (224, 192, 160, 128, 96, 64)
 """Sizes that networks other than the recipe's own may see, in pixels."""
 LEAST = 128
 """The least size for weights, to which smaller ones are enlarged: at 96 features lose more than epochs gain."""
-ENOUGH = {"scratch": 25.0, "weights": 3.0}
-"""Epochs that should fit in the time at the size that is chosen."""
-RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
-"""Peak rates of optimizers that are given, by the end of their name; Adam and its like take 1e-3."""
-GENTLE = 1e-4
-"""Peak rate of AdamW after a solved head."""
-HEAD_RATE = 1e-2
-"""Peak rate of AdamW where the head alone learns by steps; 0.001 learned less in trials, and 0.03 hardly more."""
-COPIES = "data/cache/copies"
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
-LONG = 2
-"""From this median aspect ratio on, a square crop shows half of an image at most."""
-PLAIN: dict[str, Any] = {"data.auto_augment": None, "data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
-LITTLE = PLAIN | {"data.scale": [0.5, 1.0]}
+UNMIXED: dict[str, Any] = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
 MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
 STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
@@ -68,35 +55,31 @@ class Recipe:
             return self.given[setting]
         return self.settings.setdefault(setting, value)
 
-    def get(self, setting: str, otherwise: Any) -> Any:
-        """The value so far."""
-        return self.given.get(setting, self.settings.get(setting, otherwise))
+    def take_all(self, settings: Mapping[str, Any]) -> None:
+        for setting, value in settings.items():
+            self.take(setting, value)
 
     def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
 
+    @property
     def held(self) -> dict[str, Any]:
         """All settings so far, those that are given and those that are chosen."""
         return self.settings | dict(self.given)
 
-    def look(self, size: int) -> Anatomy | None:
-        """What the network so far is made of, if it takes images of `size` pixels."""
-        return look(self.held(), size)
-
     @property
     def trains_head_alone(self) -> bool:
-        return self.get("model.freeze", False) is True
+        return self.held.get("model.freeze") is True
 
     @property
     def solves_head(self) -> bool:
         """Whether the run solves a head before the first step, which is an extra's work. A run of ours brings one."""
-        settings = {each.name for group in plugins.groups("model") for each in fields(group)}
         is_new = self.weights is not None and "data.img_size" not in self.weights.settings
-        return is_new and "solve_head" in settings and self.get("model.solve_head", True)
+        return is_new and "pretrained" in plugins.extras() and self.held.get("model.solve_head", True)
 
     @property
     def is_cait(self) -> bool:
-        return self.get("model.name", "xxs24") in VARIANTS
+        return self.held.get("model.name", "xxs24") in VARIANTS
 
 
 def choose(
@@ -110,79 +93,57 @@ def choose(
     """The recipe for a folder. Raises UserError if it holds too little to learn from."""
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
-    recipe = weigh(folder, start(Recipe(given, weights, minutes)), measure)
-    warn(folder, recipe)
+    recipe = Recipe(given, weights, minutes)
+    start(folder, recipe, measure)
+    name, count = min(folder.counts.items(), key=lambda item: item[1])
+    if count < FEW:
+        recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
     size = resolution(folder, machine, recipe, measure)
-    halve(folder, machine, recipe, size)
+    halve(folder, recipe, size)
     network(machine, recipe, size)
     augment(folder, recipe)
     batch = steps(folder, machine, recipe)
-    optimize(recipe, size)
+    optimize(recipe)
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
 
 
-def start(recipe: Recipe) -> Recipe:
-    """Take the network, the image size and the normalisation that the weights were learned with."""
-    if recipe.weights is not None:
-        for setting, value in recipe.weights.settings.items():
-            recipe.take(setting, value)
-        recipe.note("weights", recipe.weights.name)
-    return recipe
-
-
-def weigh(folder: Survey, recipe: Recipe, measure: Trial) -> Recipe:
-    """Leave weights that tell less of the images than the pixels do, unless they were asked for; and say so.
+def start(folder: Survey, recipe: Recipe, measure: Trial) -> None:
+    """Take the network and the preparation of the weights, if these tell more of the images than the pixels do.
 
     They were learned on photographs. From a drawing, a letter or a microscope's image a network of its own learns more.
     """
     weights = recipe.weights
-    if weights is None or not recipe.solves_head or folder.several is not None:
-        return recipe
-    if (found := measure.domain(recipe)) is None or found[0] >= found[1]:
-        return recipe
+    if weights is None:
+        return
+    recipe.take_all(weights.settings)
+    found = measure.domain(recipe.held) if recipe.solves_head and folder.several is None else None
+    if found is None or found[0] >= found[1]:
+        recipe.note("weights", weights.name)
+        return
     less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
     if weights.by_default and "model.name" not in recipe.given:
-        recipe = Recipe(recipe.given, None, recipe.minutes)
+        recipe.weights = None
+        recipe.settings.clear()
         recipe.note("weights", f"none: of {weights.name} {less}, so the network starts from scratch")
     else:
-        recipe.note(
-            "weights", f"{less}: from scratch ({to_type('FROM=none', '--from none')}) a run is likely to end higher"
-        )
-    return recipe
-
-
-def warn(folder: Survey, recipe: Recipe) -> None:
-    """Say so if there are too few images for any recipe to help, or if square crops lose most of what they show."""
-    name, count = min(folder.counts.items(), key=lambda item: item[1])
-    if count < FEW:
-        few = f"{counted(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
-        recipe.note("warning", few)
-    if folder.val < 100:
-        share = 100 / folder.val
-        recipe.note("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
-    if folder.aspect >= LONG and recipe.get("data.fit", "crop") == "crop":
-        shape = f"half of the images are at least {folder.aspect:.1f} times as long as they are wide"
-        recipe.note("warning", f"{shape}, and a crop is square; --data.fit pad or squash keeps their ends")
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+        recipe.note("weights", weights.name)
+        scratch = to_type("FROM=none", "--from none")
+        recipe.note("weights", f"{less}: from scratch ({scratch}) a run is likely to end higher")
 
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
-    is_small = folder.side <= SMALL
     if not recipe.weights:
         recipe.take("data.mean", list(folder.mean))
         recipe.take("data.std", list(folder.std))
-    if "data.img_size" in recipe.held():
-        size, reason = 1, "as given" if "data.img_size" in recipe.given else "that of the weights"
+    if "data.img_size" in recipe.held:
+        size = recipe.held["data.img_size"]
+        reason = "as given" if "data.img_size" in recipe.given else "that of the weights"
     elif recipe.weights or not recipe.is_cait:
-        found = as_they_are(folder, recipe) if is_small and not recipe.weights else None
-        size, reason = found or as_time_allows(folder, recipe, measure)
-    elif is_small:
+        size, reason = as_time_allows(folder, recipe, measure)
+    elif folder.side <= SMALL:
         size, reason = 8 * max(2, math.ceil(folder.side / 8)), "as the images are"  # so that patches of 8 fit
     elif machine.gpus:
         size, reason = 128, "a GPU has the time for it"
@@ -193,33 +154,20 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial)
     return size
 
 
-def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
-    """The size of small images, or the next that the network takes; with attention at least 6 patches a side."""
-    for step in (4, 8, 16, 32):
-        size = step * math.ceil(folder.side / step)
-        if (anatomy := recipe.look(size)) is None:
-            continue
-        if not anatomy.attention or size >= 6 * anatomy.patch:
-            return size, "as the images are, or the next size that the network takes"
-        if recipe.look(larger := 6 * anatomy.patch):
-            return larger, f"because patches of {anatomy.patch} pixels would be too few"
-    return None
-
-
 def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int, str]:
     """The largest size with which enough epochs fit, or the smallest that the network takes.
 
     Weights have seen large images. Their features of small ones are worse, which more epochs do not make good, so these
     are enlarged, to twice their size. A head that is solved needs one pass without gradients, a third of an epoch.
     """
-    sizes, enough = [*SIZES], ENOUGH["scratch"]
+    least, most, enough = SIZES[-1], folder.side, 25.0
     if recipe.weights:
-        sizes = [size for size in SIZES if LEAST <= size <= max(LEAST, 2 * folder.side)]
-        enough = 1 / 3 if recipe.trains_head_alone else ENOUGH["weights"]
+        least, most, enough = LEAST, 2 * folder.side, 1 / 3 if recipe.trains_head_alone else 3.0
     time = 0.9 * 60 * recipe.minutes - 2 * measure.begun()  # the start again takes as long; a tenth is validation
     fitting: dict[int, float] = {}
-    for size in sizes:
-        if (seconds := measure.step(recipe, size)) is not None:
+    for size in SIZES:
+        is_of_use = least <= size <= max(least, most)
+        if is_of_use and (seconds := measure.step(recipe.held, size)) is not None:
             fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
             if fitting[size] >= enough:
                 return size, f"the largest at which {math.ceil(enough)} epochs fit"
@@ -233,33 +181,19 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
 
 def leave_at_head(recipe: Recipe, fitting: float) -> None:
     """Train nothing but the head, because less than an epoch of the rest fits."""
-    if "model.freeze" not in recipe.held():
+    if "model.freeze" not in recipe.held:
         recipe.take("model.freeze", True)
         more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
         recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
 
 
-def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
-    """Halve large images as they are read, to twice what the network sees, and keep copies.
-
-    A photograph takes longer to read than to learn from.
-    """
+def halve(folder: Survey, recipe: Recipe, size: int) -> None:
+    """Halve large images as they are read, to twice what the network sees: a photograph takes longer to read."""
     gain = 2 if folder.side >= 4 * size else 20  # most images are halved, or only a few huge ones
-    if folder.megapixels >= gain * copied(2 * size):
-        recipe.take("data.shrink", 2 * size)
-    if (shrink := recipe.get("data.shrink", None)) is None:
-        return
-    megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
-    fits = megabytes < 1000 * machine.free / 4
-    place = recipe.take("data.copies_dir", COPIES if fits else None)
-    without = "no copies are kept" if fits else "there is no room for copies"
-    keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
-    recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
-
-
-def copied(shrink: int) -> float:
-    """Megapixels of an image that was halved down to `shrink`: its sides are up to twice as long."""
-    return 3 * shrink**2 / 1e6
+    halved = 12 * size**2 / 1e6  # megapixels: the sides are up to twice as long as asked
+    if folder.megapixels >= gain * halved:
+        shrink = recipe.take("data.shrink", 2 * size)
+        recipe.note("reading", f"large images are halved down to {shrink} pixels")
 
 
 def network(machine: Machine, recipe: Recipe, size: int) -> None:
@@ -271,15 +205,14 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     gpus, name, convolves = machine.gpus, recipe.take("model.name", "xxs24"), False
     if not recipe.is_cait or recipe.weights:
         return
-    width, depth = (VARIANTS[name][field] for field in ("embed_dim", "depth"))
     if name == "xxs24":
         convolves = not gpus and recipe.take("model.fields.stem", "pooled") != "patch"
-        width = recipe.take("model.fields.embed_dim", 192 if gpus else 96 if convolves else 128)
-        depth = recipe.take("model.fields.depth", 12 if gpus else 1 if convolves else 4)
-        recipe.take("model.fields.num_heads", 4)
-        if not gpus:
-            recipe.take("model.fields.layer_scale_init", 1.0)
-            recipe.take("model.fields.mlp_ratio", 2.0 if convolves else 4.0)
+        fields: dict[str, Any] = {"embed_dim": 128, "depth": 4, "layer_scale_init": 1.0, "mlp_ratio": 4.0}
+        if convolves:
+            fields = {"embed_dim": 96, "depth": 1, "layer_scale_init": 1.0, "mlp_ratio": 2.0}
+        elif gpus:
+            fields = {"embed_dim": 192, "depth": 12}
+        recipe.take_all({f"model.fields.{key}": value for key, value in (fields | {"num_heads": 4}).items()})
         recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
     whole = [patch for patch in range(1, size + 1) if size % patch == 0]
     if convolves:
@@ -287,10 +220,10 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     else:
         fitting = min(patch for patch in whole if size // patch <= (16 if gpus else 8))
     patch = recipe.take("model.fields.patch_size", fitting)
-    blocks, count = counted(recipe.get("model.fields.depth", depth), "block"), (size // patch) ** 2
-    width = recipe.get("model.fields.embed_dim", width)
+    depth, width = (recipe.held.get(f"model.fields.{key}", VARIANTS[name][key]) for key in ("depth", "embed_dim"))
     after = " after convolutions, which are not the paper's" if convolves else ""
-    recipe.note("network", f"CaiT of {blocks}, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
+    what = f"CaiT of depth {depth}, {width} wide, {(size // patch) ** 2} patches of {patch} × {patch} pixels"
+    recipe.note("network", what + after)
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:
@@ -300,20 +233,14 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     often that the network would learn them by heart, so they are changed more, grey or not.
     """
     if recipe.weights:
-        chosen, more, why = LITTLE, [], " alone, because the run is short"
+        chosen, how = LITTLE, "crops and nothing else, because the run is short"
     elif folder.grey and (folder.side <= SMALL or folder.unevenness < RARE):
-        chosen, more, why = MILD, ["a little Mixup"], ""
+        chosen, how = MILD, "crops, a little Mixup"
     else:
-        chosen, more = STRONG, ["RandAugment", "some Mixup"]
-        why = ", because few images are drawn often" if folder.grey else ""
-    for setting, value in {"data.repeats": 1, "data.erase_prob": 0.0, **chosen}.items():
-        recipe.take(setting, value)
-    mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
-    done = ", ".join(["crops", "mirror", *more] if mirror else ["crops", *more])
-    hint = "--data.hflip 0 if left and right matter"
-    if not mirror:
-        hint = "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
-    recipe.note("augment", f"{done}{why}; {hint}")
+        chosen, how = STRONG, "crops, RandAugment, some Mixup"
+    recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **chosen})
+    mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.grey else 0.5) else "not mirrored"
+    recipe.note("augment", f"{how}; {mirror}: --data.hflip 0 if left and right matter, 0.5 if they are alike")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
@@ -330,7 +257,7 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return batch
 
 
-def optimize(recipe: Recipe, size: int) -> None:
+def optimize(recipe: Recipe) -> None:
     """Muon learns in half the steps of AdamW on networks of matrices. Given weights must change only slowly.
 
     Its steps on wide convolutions take longer than the network itself, and the running statistics of BatchNorm lag
@@ -339,26 +266,17 @@ def optimize(recipe: Recipe, size: int) -> None:
     recipe.take("model.lr_base_size", None)
     if recipe.solves_head:
         recipe.take("model.solve_head", True)
-    if "model.optimizer" in recipe.given:
-        name = str(recipe.given["model.optimizer"])
-        rate = RATES.get(re.split("[:_.]", name.lower())[-1], 1e-3) / (20 if recipe.weights else 1)
-        note = f"{name} as given, at RATE"
-    elif recipe.solves_head:
         recipe.take("model.freeze_norm", True)
-        rate, note = GENTLE, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
+        rate, note = 1e-4, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
         note = "none: the head is solved" if recipe.trains_head_alone else note
-    elif recipe.trains_head_alone:
-        rate, note = HEAD_RATE, "AdamW at RATE, which suits a head that learns alone"
     elif recipe.weights:
         recipe.take("model.layer_decay", 0.75)
         rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
-    elif recipe.is_cait or ((anatomy := recipe.look(size)) and anatomy.matrices >= 0.5):
+    elif recipe.is_cait and "model.optimizer" not in recipe.given:
         recipe.take("model.optimizer", "muon")
-        rate, note = RATES["muon"], "Muon at RATE, which learned twice as fast as AdamW in trials"
-    elif anatomy:
-        rate, note = 2e-3, "AdamW at RATE: most weights are in convolutions, where Muon takes long"
+        rate, note = 6e-3, "Muon at RATE, which learned twice as fast as AdamW in trials"
     else:
-        rate, note = 1e-3, "AdamW at RATE, which suits most networks"
+        rate, note = 1e-3, "AdamW, or what is given, at RATE, which suits most networks"
     recipe.note("optimizer", note.replace("RATE", f"{recipe.take('model.lr', rate):g}"))
 
 
@@ -370,11 +288,11 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    pace = measure.run(recipe) or Pace(image=0.01, validation=1.0)
+    pace = measure.run(recipe.held) or Pace(image=0.01)
     if recipe.solves_head:  # on features, which take a third of a step's time
         pace = replace(pace, start=pace.start + folder.images * pace.image / 3)
     most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
-    fitting, validations = pace.plan(recipe.minutes, folder.images, most)
+    fitting, validations = pace.plan(recipe.minutes, folder.images, folder.val, most)
     if fitting < 1 and recipe.solves_head:
         leave_at_head(recipe, fitting)
     elif fitting < 1 and "trainer.max_epochs" not in recipe.given:
@@ -384,17 +302,15 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
-    on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
     if recipe.trains_head_alone and recipe.solves_head:
-        recipe.note("length", f"no epoch: the head is solved on {on}")
+        recipe.note("length", "no epoch: the head is solved")
         return
-    seconds = pace.seconds(min(epochs, fitting), folder.images, epochs / every)
-    about = duration(10 * max(1, round(seconds / 10)))
-    what = counted(epochs, "epoch") + (f", validated every {every}" if every > 1 else "")
-    if part := recipe.settings.get("trainer.max_steps"):
-        what = f"{part:,} steps, less than an epoch"
+    seconds = pace.seconds(min(epochs, fitting), folder.images, folder.val, epochs / every)
+    part = recipe.settings.get("trainer.max_steps")
+    what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
+    on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    recipe.note("length", f"{what}: about {about} on {on}, measured just now{limit}")
+    recipe.note("length", f"{what}; about {duration(10 * max(1, round(seconds / 10)))} {on}, measured just now{limit}")
     if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
         recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
@@ -403,13 +319,12 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     per_class = recipe.take("model.per_class", True)
-    weighted = folder.several is not None or recipe.get("model.class_weights", None) is not None
+    weighted = folder.several is not None or recipe.held.get("model.class_weights") is not None
     if folder.unevenness < UNEVEN or weighted:
         return
     how = recipe.take("data.balance", "sqrt" if folder.unevenness < RARE else "full")
     if per_class is True:
         recipe.take("best_metric", "val/acc1_macro")
-    most, least = (pick(folder.counts, key=lambda name: folder.counts[name]) for pick in (max, min))
-    sizes = f"{most} has {counted(folder.counts[most], 'image')}, {least} {folder.counts[least]:,}"
-    chosen = f"best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}"
-    recipe.note("balance", f"{sizes}: small classes are drawn more often ({how}), and {chosen}")
+    sizes = f"classes have {min(folder.counts.values()):,} to {max(folder.counts.values()):,} images"
+    chosen = f"best.ckpt is chosen by {recipe.held.get('best_metric', 'val/acc1')}"
+    recipe.note("balance", f"{sizes}: small ones are drawn more often ({how}), and {chosen}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cait.data.folder import class_folders
-from cait.data.listing import OTHER, Files, list_images
+from cait.data.listing import Files
 from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 
@@ -39,8 +37,6 @@ class Survey:
     """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
     grey: bool
     """Whether nearly all images are grey."""
-    aspect: float = 1.0
-    """Median of the longer side over the shorter one."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
@@ -66,8 +62,6 @@ class Machine:
     gpus: int = 0
     fast_bf16: bool = False
     """Whether it multiplies matrices in bfloat16 much faster than in float32."""
-    free: float = 100.0
-    """Free on the disk for copies of images, in 10⁹ bytes."""
 
 
 def this_machine(given: Mapping[str, Any]) -> Machine:
@@ -76,7 +70,7 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
 
     from cait.cores import share
 
-    machine = Machine(share(1), free=shutil.disk_usage("data" if Path("data").is_dir() else ".").free / 1e9)
+    machine = Machine(share(1))
     if given.get("trainer.accelerator") != "cpu":
         if torch.backends.mps.is_available():  # before CUDA, as Lightning's "auto" looks for it
             return replace(machine, gpus=1)
@@ -102,11 +96,10 @@ def survey(
         counted = Counter(dict(enumerate((of_labels @ np.asarray(label_sets)).astype(int).tolist())))
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
-    sides, aspects, megapixels, thumbs = [], [], [], []
+    sides, megapixels, thumbs = [], [], []
     for index in looked_at:
         with suppress(Exception), open_image(train.name(index)) as image:  # a run counts and names the unreadable ones
             sides.append(min(image.size))
-            aspects.append(max(image.size) / min(image.size))
             megapixels.append(image.width * image.height / 1e6)
             if index in decoded:
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
@@ -125,20 +118,6 @@ def survey(
         side=int(statistics.median(sides)),
         megapixels=statistics.mean(megapixels),
         grey=grey,
-        aspect=statistics.median(aspects),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )
-
-
-def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count what is not listed in class folders and beside them by the reason, other files by their suffix."""
-    found: Counter[str] = Counter()
-    for folder in folders:
-        places = class_folders(folder)
-        for why, paths in list_images(folder, [places[name] for name in names if name in places]).left_out.items():
-            if why == OTHER:
-                found.update(Path(path).suffix.lower() or "no suffix" for path in paths)
-            else:
-                found[why] += len(paths)
-    return dict(found.most_common())

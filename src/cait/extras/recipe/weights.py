@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
-from cait.errors import UserError, one_line, to_type
-from cait.extras.recipe.anatomy import without_weights
+from cait.errors import UserError, to_type
 from cait.model.config import TIMM, VARIANTS
-from cait.model.weights import PUBLISHED, cached_weights, load_weights, preparation, timm_config
+from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_config
 from cait.run import rundir
-
-Result = TypeVar("Result")
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 WAIT = 3.0
 """Seconds that the hub has to answer."""
-ON_CPU, ON_GPU, LARGER = "timm/tf_efficientnet_lite0.in1k", "xxs24", "s24"
+ON_CPU, ON_GPU = "timm/tf_efficientnet_lite0.in1k", "xxs24"
 """Networks whose published weights a run starts from where nothing is named; the first was measured, on 2 cores."""
-LONG, PER_MINUTE = 10, 600
-"""A GPU takes the larger one from this many minutes on, and with fewer images for each of them: ten epochs then fit
-at 100 images a second."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +32,6 @@ class Weights:
     """Such as "model.weights", and those of its network. The size of the images only if a run of ours had it."""
     by_default: bool = False
     """Whether nobody asked for them."""
-
-
-def check(settings: Mapping[str, Any]) -> None:
-    """Raise UserError if weights are of another network than the settings name, before a trial of it takes time."""
-    path, name = settings.get("model.weights"), settings.get("model.name", "xxs24")
-    if path is None or (network := without_weights(settings, settings.get("data.img_size", 224))) is None:
-        return
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that nothing is copied
-            load_weights(network, path, settings.get("model.weights_ema", False))
-    except UserError as error:
-        raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
 
 def initial_weights(source: str, name: str | None = None) -> Weights:
@@ -74,7 +54,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
-    if ckpt.average(ckpt.read_checkpoint(path)):
+    if (config.get("ema") or {}).get("decay"):
         settings["model.weights_ema"] = True
     fields = model.get("fields") or {}
     trust.check_code(rundir.config(folder), fields, folder)
@@ -83,53 +63,35 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     return Weights(str(path), settings)
 
 
-def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[Weights | None, str]:
+def default_weights(given: Mapping[str, Any], has_gpu: bool) -> tuple[Weights | None, str]:
     """The published weights that a run starts from unless the settings `given` name others; if none, the reason."""
-    if given.keys() & {"model.weights", "model.pretrained"}:
-        return None, ""
     fields = {name for name in given if name.startswith("model.fields.")} - {"model.fields.in_chans"}
+    if "model.pretrained" in given:
+        return None, ""
     if fields:
         return None, f"none, because --{min(fields)} changes the network"
     try:
-        return published(given, images, minutes, has_gpu, by_default=True), ""
+        return published(given, has_gpu, by_default=True), ""
     except UserError as error:
-        return None, f"none, because {error}"
+        return None, f"none, because {error}; {to_type('FROM=FILE', '--from FILE')} starts from a file"
 
 
-def published(
-    given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool, by_default: bool = False
-) -> Weights:
+def published(given: Mapping[str, Any], has_gpu: bool, by_default: bool = False) -> Weights:
     """timm's weights of the network that `given` names, or of the one that suits the machine, in the cache.
 
-    By default fetching them may take a third of the minutes. Raises UserError if they cannot be had.
+    Raises UserError if they cannot be had.
     """
-    size = given.get("data.img_size")
-    size = size if isinstance(size, int) else 224
-    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(size, images, minutes, has_gpu)
+    size = given.get("data.img_size", 224)
+    usual = ON_GPU if has_gpu and size % 16 == 0 else ON_CPU  # CaiT cuts patches of 16 pixels
+    name = str(given.get("model.name", usual))
     known = timm_config(name, size)
-    try:
-        if known is None or not known.has_weights:
-            raise UserError(f"weights of {name} are published by nobody")
-        came = fetched(name, known, 20 * minutes if by_default else None)
-    except UserError as error:
-        file = to_type("FROM=FILE", "--from FILE")
-        raise UserError(f"{error}; {file} starts from a file") from error
+    if known is None or not known.has_weights:
+        raise UserError(f"weights of {name} are published by nobody")
+    came = fetched(name, known)
     settings = {"model.pretrained": True, **image_settings(known)}
     if "model.name" not in given:
         settings["model.name"] = name
-    about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
-    return Weights(about, settings, by_default)
-
-
-def suitable(size: int, images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
-    """The network whose published weights suit the machine, and why."""
-    if not has_gpu:
-        return ON_CPU, ", small enough for a CPU"
-    if size % 16:  # of the patches
-        return ON_CPU, ", which takes any size of images"
-    if minutes >= LONG and images < PER_MINUTE * minutes:
-        return LARGER, ", because there is time for it"
-    return ON_GPU, ", the smallest CaiT, on a GPU"
+    return Weights(f"timm's {entry(known)}, {came}, licence {known.license or 'unknown'}", settings, by_default)
 
 
 def entry(known: Any) -> str:
@@ -142,50 +104,40 @@ def image_settings(known: Any) -> dict[str, Any]:
     return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in found}
 
 
-def fetched(name: str, known: Any, limit: float | None) -> str:
-    """Have weights in the Hugging Face cache, at most `limit` seconds of downloading later, and say where they were.
+def fetched(name: str, known: Any) -> str:
+    """Have weights in the Hugging Face cache, and say where they were.
 
     Raises UserError if they are not on the hub, or it does not answer within `WAIT` seconds, or not with such weights.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from safetensors import safe_open
 
     if not known.hf_hub_id:
         raise UserError(f"weights of {name} are not on the Hugging Face hub; --model.pretrained true takes them")
-    came, path = "from the Hugging Face cache", cached_weights(entry(known))
-    if path is None:
-        url = hf_hub_url(known.hf_hub_id, PUBLISHED)
-        found = within(
-            WAIT, lambda: get_hf_file_metadata(url, timeout=2 * WAIT), f"{constants.ENDPOINT} did not answer"
-        )
+    if cached_weights(entry(known)):
+        return "from the Hugging Face cache"
+    url = hf_hub_url(known.hf_hub_id, PUBLISHED)
+    try:
+        found = in_time(lambda: get_hf_file_metadata(url, timeout=2 * WAIT))
         came = f"{(found.size or 0) / 1e6:,.1f} MB from {constants.ENDPOINT}"
         print(f"fetching timm's {entry(known)}, {came}", file=sys.stderr, flush=True)
-        path = within(limit, lambda: hf_hub_download(known.hf_hub_id, PUBLISHED), "the download did not end")
-    try:
-        with safe_open(path, "pt"):
-            return came
+        hf_hub_download(known.hf_hub_id, PUBLISHED)
+    except TimeoutError as error:
+        raise UserError(f"{constants.ENDPOINT} did not answer within {WAIT:g} seconds") from error
     except Exception as error:
-        raise UserError(f"{path} is damaged, {one_line(error)}: remove it") from error
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"the Hugging Face hub cannot be used: {why}") from error
+    return came
 
 
-def within(seconds: float | None, make: Callable[[], Result], late: str) -> Result:
-    """What `make` gives, in a thread that is left alone after so many seconds: looking up a name knows no limit.
-
-    Raises UserError if it fails or is `late`.
-    """
-    answer: Future[Result] = Future()
+def in_time(ask: Callable[[], Any]) -> Any:
+    """What `ask` gives, in a thread that is left alone after `WAIT` seconds: looking up a name knows no limit."""
+    answer: Future[Any] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(make())
+            answer.set_result(ask())
         except Exception as error:
             answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except TimeoutError as error:
-        raise UserError(f"{late} within {seconds:g} seconds") from error
-    except Exception as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"the Hugging Face hub cannot be used: {why}") from error
+    return answer.result(WAIT)

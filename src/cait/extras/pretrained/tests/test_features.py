@@ -91,7 +91,7 @@ def test_a_folder_without_classes_has_labels_of_minus_one(here: Path, capsys: py
     assert found["labels"].tolist() == [-1] * 3
     assert found["class_names"].tolist() == []
     assert found["names"].tolist() == ["more/0.jpg", "more/1.jpeg", "more/2.png"]
-    assert capsys.readouterr().err.splitlines()[-1] == "left out, because it cannot be read: broken.jpg"
+    assert "left out, because it cannot be read: broken.jpg" in capsys.readouterr().err
 
 
 class Conv(nn.Module):
@@ -121,11 +121,9 @@ def test_heads_of_other_kinds_have_features_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--images=flat", "--output=a.npz"], "one of the arguments RUN --name is required"),
         (["own", "--images=missing", "--output=a.npz"], "the folder missing does not exist"),
         (["own", "--images=flat", "--output=vit.npz"], "vit.npz exists"),
         (["nobody", "--images=flat", "--output=a.npz"], "nobody"),
-        (["own", f"--name={VIT}", "--images=flat", "--output=a.npz"], "not allowed with argument"),
         (["own", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "--weights FILE needs the name"),
         (["--name=timm/resnet18", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "is of another network"),
     ],
@@ -135,7 +133,6 @@ def test_errors_are_one_line(arguments: list[str], message: str, here: Path, cap
     with pytest.raises(SystemExit) as stop:
         main(["features", *arguments])
     told = capfd.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert len(told) == 1
+    assert (stop.value.code, len(told)) == (2, 1)
     assert message in told[0]
     assert not list(Path().glob("*a.npz*"))

@@ -1,4 +1,4 @@
-"""A linear head, solved: regularised logistic regression on the features of the training images.
+"""Logistic regression, regularised: a linear head that is solved on the features of images.
 
 Fine-tuning from a solved head changes the features less than from one at random ("Fine-Tuning can Distort Pretrained
 Features and Underperform Out-of-Distribution", Kumar et al., ICLR 2022).
@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from cait.extras.extract import evenly
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 """Values of C as scikit-learn has it: the larger, the weaker the regularisation."""
@@ -19,10 +22,10 @@ USUAL = 0.1
 """C where no class has enough images to hold some out."""
 HELD_OUT = 5
 """One image of so many of each class is held out to choose C."""
-WORK, VALUES = 1_000_000_000, 100_000_000
-"""Most images × values × classes that are solved on, about half a minute of a core; and most images × values, 2 GB."""
 ITERATIONS, TOLERANCE = 200, 1e-4
 """Of L-BFGS, at each C; the second is of the gradient's largest value."""
+WORK = 200_000_000
+"""Most images × values × classes (10 or more) that `classify` learns from: about 20 seconds of a core."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +36,20 @@ class Rows:
         features: float64 [N, D].
         targets: [N], the class of each row; or [N, C] of 0 and 1, if a row may have several.
         weights: [N], how much each row counts, 1 in the mean.
-        positive: [C], how much the positive part of each class counts, if a row may have several; None: all alike.
     """
 
     features: Tensor
     targets: Tensor
     weights: Tensor
-    positive: Tensor | None = None
 
     def part(self, chosen: Tensor) -> Rows:
-        return Rows(self.features[chosen], self.targets[chosen], self.weights[chosen], self.positive)
+        return Rows(self.features[chosen], self.targets[chosen], self.weights[chosen])
 
     def loss(self, layer: Tensor) -> Tensor:
         """The mean loss under a layer [D + 1, C]. Its last row is the bias. Of several labels, one against the rest."""
         logits = torch.addmm(layer[-1], self.features, layer[:-1])
         if self.targets.ndim == 2:
-            how: Any = dict(reduction="none", pos_weight=self.positive)
-            each = binary_cross_entropy_with_logits(logits, self.targets.to(logits), **how).sum(1)
+            each = binary_cross_entropy_with_logits(logits, self.targets.to(logits), reduction="none").sum(1)
         else:
             each = cross_entropy(logits, self.targets, reduction="none")
         return (each * self.weights).mean()
@@ -64,18 +64,23 @@ class Head(NamedTuple):
 
 
 def solve(
-    features: Tensor, targets: Tensor, classes: int, weights: Tensor | None = None, positive: Tensor | None = None
+    features: Tensor,
+    targets: Tensor,
+    classes: int,
+    weights: Tensor | None = None,
+    strength: float | None = None,
 ) -> Head:
-    """The best head, with the C that does best on rows which are held out; then on all rows.
+    """The head that fits all rows best.
 
     The features are standardised, and the layer is folded so that it takes them as they are. One thread computes, so
     that the bits do not depend on how many there are.
 
     Args:
         features: [N, D].
-        targets, positive: as in `Rows`.
+        targets: as in `Rows`.
         classes: C, also with classes that no row has.
         weights: [N], in any unit; None counts all rows alike.
+        strength: C of the regularisation; None takes the one that does best on rows which are held out.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -84,8 +89,10 @@ def solve(
         mean, deviation = features.mean(0), features.std(0, correction=0)
         deviation = deviation.where(deviation > 0, 1.0)
         counts = torch.ones(len(features)) if weights is None else weights / weights.mean()
-        rows = Rows((features - mean) / deviation, targets, counts.double(), positive)
-        layer, strength = _chosen(rows, torch.zeros(features.shape[1] + 1, classes, dtype=torch.float64))
+        rows = Rows((features - mean) / deviation, targets, counts.double())
+        layer = torch.zeros(features.shape[1] + 1, classes, dtype=torch.float64)
+        if strength is None:
+            layer, strength = _chosen(rows, layer)
         layer = fit(rows, strength, layer)
     finally:
         torch.set_num_threads(threads)
@@ -132,3 +139,10 @@ def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
 
     optimizer.step(closure)
     return layer.detach()
+
+
+def classify(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: int) -> np.ndarray:
+    """The classes of `others` [M, D] by a head that is solved on rows [N, D], or a part of them, with C 1."""
+    seen = evenly(len(rows), max(2 * classes, WORK // (rows.shape[1] * max(10, classes))))
+    head = solve(torch.from_numpy(rows[seen]), torch.from_numpy(labels[seen]), classes, strength=1.0)
+    return (others @ head.weight.numpy().T + head.bias.numpy()).argmax(1)
