@@ -22,7 +22,6 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from cait.data.reading import (
     AS_SEEN,
-    ORIENTATIONS,
     PUBLISHED,
     RawImage,
     Reading,
@@ -97,6 +96,33 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
+class Upright:
+    """An image whose EXIF orientation is applied to each box.
+
+    Args:
+        stored: the image as it lies in the file.
+        orientation: 1 to 8.
+    """
+
+    def __init__(self, stored: OpenImage, orientation: int) -> None:
+        self.stored = stored
+        self.transposed = orientation in (5, 6, 7, 8)
+        self.up_down, self.left_right = orientation in (3, 4, 6, 7), orientation in (2, 3, 7, 8)  # of the stored image
+        self.size: tuple[int, int] = stored.size[::-1] if self.transposed else stored.size
+
+    def crop(self, box: Box) -> np.ndarray:
+        top, left, height, width = box
+        if self.transposed:
+            top, left, height, width = left, top, width, height
+        if self.up_down:
+            top = self.stored.size[1] - top - height
+        if self.left_right:
+            left = self.stored.size[0] - left - width
+        pixels = self.stored.crop((top, left, height, width))
+        pixels = pixels[:: -1 if self.up_down else 1, :: -1 if self.left_right else 1]
+        return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
+
+
 class Grey:
     """An image whose boxes are grey, as Pillow makes them; the channels are equal."""
 
@@ -108,7 +134,7 @@ class Grey:
         return np.array(Image.fromarray(self.coloured.crop(box)).convert("L").convert("RGB"))
 
 
-OpenImage = DecodedImage | JpegStream | Grey
+OpenImage = DecodedImage | JpegStream | Upright | Grey
 """An opened RGB image; its boxes can be decoded."""
 
 
@@ -165,9 +191,8 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
     image = _stored(data, name, decoder, frame)
     if reading.exif_orientation and frame.has_exif:
         with open_picture(BytesIO(data)) as header:
-            upright = ORIENTATIONS.get(orientation(header))
-        if upright is not None:
-            return DecodedImage(np.asarray(Image.fromarray(_whole(image)).transpose(upright)))
+            turned = orientation(header)
+        return image if turned == 1 else Upright(image, turned)
     return image
 
 
