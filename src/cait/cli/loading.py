@@ -174,6 +174,24 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
     return module.eval()
 
 
+def of_name(name: str, weights: str | None, img_size: int | None) -> Loaded:
+    """The network `name` with the weights of a file, or None for those that timm publishes.
+
+    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
+    """
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model import network
+    from cait.model.weights import preparation, timm_config
+
+    known = timm_config(name)
+    size = img_size or (known.input_size[-1] if known else 224)
+    num_classes = (known.num_classes if known else None) or 1000
+    built = network.build(name, size, num_classes)
+    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
+    data = ImageNetDataModule(img_size=size, **preparation(known))
+    return Loaded(built.eval(), name, "; ".join(notes), readable_names(None, num_classes), data)
+
+
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
     """The names of the classes for the screen: ImageNet's in words, numbers where there are none."""
     from timm.data import ImageNetInfo

@@ -30,7 +30,7 @@ def features(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(given.trusted):
         if checkpoint is None:
-            loaded = named(given.name, given.weights, given.img_size)
+            loaded = loading.of_name(given.name, given.weights, given.img_size)
         else:
             parts = given.ema, given.img_size, program.module, program.data
             loaded = loading.from_checkpoint(checkpoint, folder, *parts)
@@ -73,23 +73,6 @@ def listed(root: Path) -> tuple[Files, list[str]]:
         return scan_flat(root), []
     source.hold_out_all()
     return source.train if source.holds_out else Files([*source.train, *source.val]), source.class_names
-
-
-def named(name: str, weights: str | None, img_size: int | None) -> loading.Loaded:
-    """The network `name` with the weights of a file, or None for those that timm publishes.
-
-    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model import network
-    from cait.model.weights import preparation, timm_config
-
-    known = timm_config(name)
-    size = img_size or (known.input_size[-1] if known else 224)
-    built = network.build(name, size, known.num_classes if known else 1000)
-    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
-    data = ImageNetDataModule(img_size=size, **preparation(known))
-    return loading.Loaded(built.eval(), name, "; ".join(notes), [], data)
 
 
 def write(path: Path, found: Extracted, names: list[str], class_names: list[str]) -> None:

@@ -46,7 +46,8 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     Returns:
         the path of the page.
     """
-    name, size = network_name(loaded.name, loaded.module.hparams.get("fields")), loaded.data.img_size
+    fields = loaded.module.hparams.get("fields") if loaded.module else None
+    name, size = network_name(loaded.name, fields), loaded.data.img_size
     facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
     sections: list[Section] = []
     try:
@@ -61,7 +62,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
             sections.append((table.title, page.table(table.head, table.rows) + page.paragraph(table.note)))
         if not given.no_validation:
             sections = [*_mistakes(loaded), *sections]  # what is wrong comes first
-    page.write(output / PAGE, f"{given.source}: what the network sees", facts, sections)
+    page.write(output / PAGE, f"{given.source or given.name}: what the network sees", facts, sections)
     return output / PAGE
 
 
@@ -124,7 +125,7 @@ def _validation(loaded: Loaded) -> Any:
 def _seen(loaded: Loaded, pixels: Tensor) -> tuple[Tensor, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
     (image,), _ = loaded.data.on_after_batch_transfer((pixels[None], None), 0)
-    return image.to(loaded.module.device), plots.pixels(image, loaded.data.preprocessing)
+    return image.to(next(loaded.network.parameters()).device), plots.pixels(image, loaded.data.preprocessing)
 
 
 def _curves(folder: Path) -> Section:

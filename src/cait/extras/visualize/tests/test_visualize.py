@@ -261,7 +261,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
     Path("text.jpg").write_text("no image")
     shutil.copy(trained / "checkpoints" / "best.ckpt", "moved.ckpt")
     for arguments, words in [
-        ([], "the following arguments are required: RUN"),
+        ([], "one of the arguments RUN --name is required"),
         (["ghost"], "there is no run logs/ghost"),
         (["a", "--images", "ghost.jpg"], "there is no image ghost.jpg"),
         (["a", "--images", "text.jpg"], "cannot read the image text.jpg: not an image"),
@@ -275,6 +275,21 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
         assert stop.value.code == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert words in line, arguments
+
+
+def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    """As the paper's pictures are made: the release's file, at the model's own resolution."""
+    monkeypatch.chdir(tmp_path)
+    fields: dict = dict(depth=1)
+    network = package.create_model("xxs24", 224, 1000, **fields)
+    monkeypatch.setattr("cait.model.network.build", lambda name, size, classes: network)
+    torch.save({"model": {f"module.{key}": value for key, value in network.state_dict().items()}}, "XXS24_224.pth")
+    Image.new("RGB", (300, 200), "red").save("photo.png")
+    main(["visualize", "--name", "xxs24", "--weights", "XXS24_224.pth", "--images", "photo.png", "--output=out"])
+    assert capfd.readouterr().out.splitlines()[-1] == "out/index.html"
+    text, images = check_page(Path("out/index.html"))
+    assert "XXS24_224.pth" in text
+    assert images == 1
 
 
 def test_a_network_of_convolutions_has_a_page_with_grad_cam(trained: Path, capfd: Capture) -> None:
