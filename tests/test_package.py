@@ -93,7 +93,7 @@ def test_an_installed_package_finds_its_configurations_from_an_empty_folder(inst
     assert Path(found).is_relative_to(installed.parents[1].resolve())
     assert "`cait resume NAME`" in run(tmp_path, installed, "resume", status=2)
     unknown = run(tmp_path, installed, "fit", "--config", "digits.yaml", "--model.lrr=1", status=2)
-    assert "there is no option --model.lrr" in unknown  # only once the file was found and read
+    assert "there is no setting model.lrr" in unknown  # only once the file was found and read
     assert "there is no such file" in run(tmp_path, installed, "fit", "--config", "digit.yaml", status=2)
 
 

@@ -131,7 +131,7 @@ def test_every_setting_can_be_listed(inside: Path, capsys: pytest.CaptureFixture
         (["mine", "--output=data"], "data is a folder"),
         (["mine", "--trainer.limit_val_batches=0"], "limit_val_batches 0 scores nothing"),
         (["ghost"], "there is no run logs/ghost"),
-        (["mine", "--nonsense=1"], "no option --nonsense; `cait eval --help=all` lists what there is"),
+        (["mine", "--nonsense=1"], "no setting nonsense; `cait eval --help=all` lists what there is"),
         (["--config=logs/mine/config.yaml"], "nothing to score: give --ckpt_path or --model.weights FILE"),
     ],
 )

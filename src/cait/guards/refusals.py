@@ -24,6 +24,9 @@ IN_WORDS = {
     "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
 }
 """A part of what Lightning says, and what a user needs to know instead."""
+REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
+MOST = 100
+"""Letters of a line: the value may be an object with all its settings."""
 
 
 @contextlib.contextmanager
@@ -44,7 +47,9 @@ def in_one_line() -> Iterator[None]:
                 f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
                 "take a smaller model, or add --model.grad_checkpointing true"
             ) from error
-        words = next((words for said, words in IN_WORDS.items() if said in str(error)), _cannot_make(str(error)))
+        words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
+        if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
+            words = _shortened(str(error))
         *_, last = traceback.extract_tb(error.__traceback__)
         is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
         if words or is_lightnings or isinstance(error, MisconfigurationException):
@@ -85,34 +90,23 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
         arguments: verb and options.
         known: every setting, as "model.lr".
     """
-    line = one_line(message)
-    if found := re.match(r"unrecognized arguments: (-*)([^\s=]*)", line):
-        dashes, name = found.groups()
-        if not dashes:
-            return f"what is {name!r}? Settings are given as --name value, a configuration as --config FILE"
-        return f"there is no option --{name}{_hint(name, arguments[0], known)}"
-    if found := re.search(r"does not accept option '([\w.]+)'", line):
-        name = found[1]
-        return f"{_file_with(name, arguments)}there is no setting {name}{_hint(name, arguments[0], known)}"
-    if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', line):
+    if found := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
+        return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{_hint(found[1], arguments[0], known)}"
+    if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         return f"{found[1]} cannot be set: {LINKED.get(found[1], 'it follows another setting')}"
-    if found := re.match(r"Parser key \"config\": .*? '(.*)'", line):
-        files = [file.relative_to(CONFIGS) for file in CONFIGS.rglob("*.yaml")]
+    if found := re.match(r"Parser key \"config\": .*? '(.*)'", message):
         name = Path(found[1]).name
-        return f"--config {name}: there is no such file{did_you_mean(name, map(str, [*files, *Path().glob('*.yaml')]))}"
-    if found := re.match(r'Parser key "(.+?)": (.*)', line):
-        return f"{_file_with(found[1], arguments)}--{found[1]} {_shortened(found[2])}"
-    return line
+        files = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")]
+        return f"--config {name}: there is no such file{did_you_mean(name, files)}"
+    if found := re.match(r'Parser key "(.+?)":', message):
+        return f"{_file_with(found[1], arguments)}--{found[1]}: {_shortened(message[found.end() :])}"
+    return one_line(message)
 
 
-def _cannot_make(message: str) -> str:
-    """jsonargparse's error about a class path whose object cannot be made; empty for any other error."""
-    line = one_line(message)
-    if found := re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - | Given value|$)", line):
-        return f"cannot make {found[1]}: {found[2]}"
-    found = re.match(r"Does not validate against .*? Errors: - (.*?) - .* Given value: (.*)", line)
-    classes = re.findall(r"class_path'?[=:] ?'(.+?)'", found[2]) if found else []
-    return f"cannot make {' or '.join(classes)}: {found[1]}" if found and classes else ""
+def _shortened(message: str) -> str:
+    """What jsonargparse says of a value, without the types that it lists a second time."""
+    lines = [line.strip(" -") for line in message.splitlines()]
+    return "; ".join(line[:MOST] for line in lines if line and not line.startswith(REPEATED)).replace(":; ", ": ")
 
 
 def _hint(word: str, verb: str, known: list[str]) -> str:
@@ -132,16 +126,3 @@ def _file_with(key: str, arguments: list[str]) -> str:
         if any(f"{name}.".startswith(f"{key}.") for name in flatten(settings(file))):
             return f"{file}: "
     return ""
-
-
-def _shortened(reason: str) -> str:
-    """Why a setting cannot have its value: what it takes instead of it."""
-    if made := _cannot_make(reason):
-        return f"fails: {made}"
-    value = re.search(r"(?:Got|Given) value: ?(.*)$", reason)
-    types = re.search(r"Subtypes: \[(.*)\] Errors: |Expected an? (.*?)\. Got value", reason)
-    if not (value and types):
-        return f"cannot be used: {reason}"
-    taken = re.sub(r"<class '([\w.]+)'>", r"\1", types[1] or types[2])
-    taken = taken.replace("typing.", "").replace("NoneType", "null")
-    return f"cannot be {value[1]!r}: it takes {taken}"
