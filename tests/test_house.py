@@ -86,7 +86,7 @@ def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path, tmp_path: 
         "for words in ('--version', 'runs', 'paper'):\n"
         "    main(words.split())\n"
         "del sys.modules['torch']\n"
-        f"for words in ('zoo', '--help', 'resume --help', 'eval -h', 'imagenet-check {digits_root}'):\n"
+        f"for words in ('zoo', '--help', 'resume --help', 'eval -h', 'check {digits_root}'):\n"
         "    main(words.split())"
     )
     done = python(code, tmp_path)

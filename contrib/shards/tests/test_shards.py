@@ -684,7 +684,7 @@ def test_a_worker_does_not_copy_what_is_known_of_the_images(tmp_path: Path) -> N
 def checked(root: Path, *options: str) -> int:
     """The exit status of a look at the data."""
     try:
-        main(["imagenet-check", str(root), *options])
+        main(["check", str(root), *options])
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0

@@ -3,8 +3,8 @@
 from cait.plugins import Verb
 
 VERBS = {
-    "imagenet-check": Verb(
-        "cait.extras.datacheck.check:imagenet_check",
-        "count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]",
+    "check": Verb(
+        "cait.extras.datacheck.check:check",
+        "count a data folder, decode a sample: cait check DIR [--images 2000]",
     )
 }

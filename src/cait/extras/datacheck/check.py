@@ -1,13 +1,15 @@
-"""`cait imagenet-check`: count the images of a data set, decode a sample, and say what is wrong."""
+"""`cait check`: count the images of a data set, decode a sample, and say what is wrong."""
 
 from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cait import disk
 from cait.cli.options import Options
@@ -21,11 +23,13 @@ from cait.run.program import Program
 
 FAULTS = (BESIDE, BROKEN, OTHER)
 """What is left out of a folder by mistake."""
+THUMBNAIL, SAME = 32, 4.0
+"""Side of a thumbnail, and the mean difference of two, in grey levels, below which they show the same."""
 
 
-def imagenet_check(arguments: list[str], program: Program) -> None:
+def check(arguments: list[str], program: Program) -> None:
     """Print what is in a folder, then a line for each thing that is wrong with it."""
-    options = Options("imagenet-check", "Count the images of a data folder and decode some.")
+    options = Options("check", "Count the images of a data folder and decode some.")
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     many = "how many to decode, evenly over all; default 2000"
     options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
@@ -59,13 +63,31 @@ def _faults(source: Any, images: int) -> Iterator[str]:
         yield from (f"{len(paths):,} {why}: {abbreviate(paths)}" for why, paths in faults.items())
         if others := {why: paths for why, paths in source.left_out.items() if why not in FAULTS}:
             tell(f"{source.root}{not_listed(others)}")
-        for line in _copies(source.train, source.val):
+        for line in _told(_copies(source.train, source.val), "the same bytes"):
             tell(line)
-    yield from _unreadable(train, val, images)
+    seen: list[Seen] = []
+    yield from _unreadable(train, val, images, seen)
+    for line in _told(_near_equal(seen), "near-equal"):
+        tell(line)
 
 
-def _copies(train: Files, val: Files) -> Iterator[str]:
-    """A line about images of the same bytes under two labels, and one about those in both sets."""
+class Seen(NamedTuple):
+    """An image that was decoded."""
+
+    name: str
+    label: int
+    is_held_out: bool
+    hash: str
+    """Its perceptual hash: images that look alike have the same."""
+    thumbnail: np.ndarray
+
+
+Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
+"""Name, label and set of two images."""
+
+
+def _copies(train: Files, val: Files) -> Iterator[Alike]:
+    """Images of the same bytes."""
     alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
     for samples in (train, val):
         for path, label in samples:
@@ -73,25 +95,53 @@ def _copies(train: Files, val: Files) -> Iterator[str]:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(size // 2)  # files that are not compressed often begin alike
                 alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
+    for first, *others in alike.values():
+        yield from ((first, other) for other in others if filecmp.cmp(first[0], other[0], shallow=False))
+
+
+def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
+    """Images of the same hash whose thumbnails hardly differ, as after another compression or a change of size."""
+    alike: dict[str, list[Seen]] = {}
+    for image in seen:
+        alike.setdefault(image.hash, []).append(image)
+    for first, *others in alike.values():
+        for other in others:
+            if np.abs(first.thumbnail - other.thumbnail).mean() < SAME:
+                yield first[:3], other[:3]
+
+
+def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
+    """A line about images that are there under two labels, and one about those in both sets."""
     labels: list[str] = []
     sets: list[str] = []
-    for (first, label, held), *others in alike.values():
-        for path, other, is_held in others:
-            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
-                (sets if other == label else labels).append(f"{first} = {path}")
-    for kind, pairs in (("under two labels", labels), ("to train on and to validate on", sets)):
-        if pairs:
-            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
+    for (first, label, is_held_out), (other, other_label, other_is_held_out) in pairs:
+        if label != other_label:
+            labels.append(f"{first} = {other}")
+        elif is_held_out != other_is_held_out:
+            sets.append(f"{first} = {other}")
+    for kind, found in (("under two labels", labels), ("to train on and to validate on", sets)):
+        if found:
+            yield f"{len(found):,} images are there twice ({how}), {kind}: {abbreviate(found)}"
 
 
-def _unreadable(train: Any, val: Any, images: int) -> Iterator[str]:
-    """Decode so many images, evenly over both sets, and yield a line for each that cannot be read."""
+def _unreadable(train: Any, val: Any, images: int, seen: list[Seen]) -> Iterator[str]:
+    """Decode so many images, evenly over both sets, into `seen`; yield a line for each that cannot be read."""
+    import imagehash
+
     total = len(train) + len(val)
     count = min(images, total)
     for place in (number * total // count for number in range(count)):
         samples, index = (train, place) if place < len(train) else (val, place - len(train))
         try:
-            load_rgb(samples[index][0], samples.name(index))
+            image = load_rgb(samples[index][0], samples.name(index))
         except UserError as error:
             yield str(error)
-    print(f"decoded {count:,} images, spread evenly")
+            continue
+        thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)), np.float32)
+        place = samples.name(index), samples[index][1], samples is val
+        seen.append(Seen(*place, str(imagehash.phash(image)), thumbnail))
+    spread = "" if count == total else f" of {total:,}, spread evenly"
+    print(
+        f"decoded {len(seen):,} images{spread}"
+        + (f", {count - len(seen):,} cannot be read" if count > len(seen) else "")
+    )

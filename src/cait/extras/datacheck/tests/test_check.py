@@ -1,17 +1,19 @@
-"""`cait imagenet-check`: what it counts, and the mistakes that it is for."""
+"""`cait check`: what it counts, and the mistakes that it is for."""
 
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_image
 
 from cait.cli import main
 
 
 def run(root: Path, *options: str) -> int:
     try:
-        main(["imagenet-check", str(root), *options])
+        main(["check", str(root), *options])
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
@@ -34,8 +36,26 @@ def test_copies_of_an_image_are_named(mixed_root: Path, capsys: pytest.CaptureFi
     shutil.copy(mixed_root / "train/cat/1.jpeg", mixed_root / "val/cat/copy.jpeg")
     assert run(mixed_root) == 0
     told = capsys.readouterr().err
-    assert f"1 images are there twice, under two labels: {mixed_root}/train/cat/0.jpg = " in told
-    assert f"1 images are there twice, to train on and to validate on: {mixed_root}/train/cat/1.jpeg = " in told
+    assert f"1 images are there twice (the same bytes), under two labels: {mixed_root}/train/cat/0.jpg = " in told
+    assert (
+        f"1 images are there twice (the same bytes), to train on and to validate on: {mixed_root}/train/cat/1.jpeg = "
+        in told
+    )
+
+
+def test_near_equal_images_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real photograph in another size and compression; a mirrored one is another, and so are two digits."""
+    for place, image in (("train/cat", 0), ("train/dog", 1), ("val/cat", 2), ("val/dog", 3)):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(load_digits().images[image].astype("uint8") * 15).save(tmp_path / place / "digit.png")
+    photograph = Image.fromarray(load_sample_image("flower.jpg"))
+    photograph.save(tmp_path / "train/cat/flower.jpg")
+    photograph.resize((320, 213)).save(tmp_path / "val/dog/small.jpg", quality=60)
+    photograph.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "val/cat/mirrored.jpg")
+    assert run(tmp_path) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("1 images are there twice (near-equal), under two labels: ")
+    assert "train/cat/flower.jpg = " in line
 
 
 @pytest.mark.parametrize(
