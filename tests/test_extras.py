@@ -40,6 +40,7 @@ SMALL = [
 OTHERS = {"background": "colour", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
 OTHERS["pretrained"] = "timm's word for published weights"
 OTHERS["extra"] = "a key of evaluation.json, which no metric of the user's own may have"
+OTHERS["check"] = "a method that a strategy may have"
 """Words of the core that an extra has for a name or a setting, and what they mean there."""
 
 

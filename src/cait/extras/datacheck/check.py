@@ -138,8 +138,8 @@ def _unreadable(train: Any, val: Any, images: int, seen: list[Seen]) -> Iterator
             yield str(error)
             continue
         thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)), np.float32)
-        place = samples.name(index), samples[index][1], samples is val
-        seen.append(Seen(*place, str(imagehash.phash(image)), thumbnail))
+        about = samples.name(index), samples[index][1], samples is val
+        seen.append(Seen(*about, str(imagehash.phash(image)), thumbnail))
     spread = "" if count == total else f" of {total:,}, spread evenly"
     print(
         f"decoded {len(seen):,} images{spread}"
