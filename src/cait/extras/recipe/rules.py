@@ -240,7 +240,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
         chosen, how = STRONG, "crops, RandAugment, some Mixup"
     recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **chosen})
     mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.grey else 0.5) else "not mirrored"
-    recipe.note("augment", f"{how}; {mirror}: --data.hflip 0 if left and right matter, 0.5 if they are alike")
+    recipe.note("augment", f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:

@@ -73,7 +73,8 @@ def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     for block, weights in enumerate(blocks):
         for head, of_head in enumerate(weights):
             least, largest = (float(bound) * of_head.numel() for bound in of_head.aminmax())
-            _draw(next(panels), of_head, f"block {block}, head {head}\n×{least:.2f} … ×{largest:.2f}")
+            name = f"block {block}, head {head}" if heads > 1 else "the map"
+            _draw(next(panels), of_head, f"{name}\n×{least:.2f} … ×{largest:.2f}")
     return figure
 
 
