@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -29,6 +30,7 @@ def push(arguments: list[str], program: Program) -> None:
     options.add_argument("--dry-run", "--dry_run", action="store_true", help="show what would go, and send nothing")
     options.add_argument("--private", action="store_true", help="only you, or your organisation, may see it")
     add_content(options)
+    options.add_trust()
     given = options.parse_args(arguments)
     folder, repo = named_run("push", given.run), given.repo or ""
     if repo.count("/") != 1:
@@ -36,7 +38,7 @@ def push(arguments: list[str], program: Program) -> None:
     stage = folder / "hub"
     disk.remove(stage)
     write(folder, stage, repo, given.ema, given.license, program)
-    _export(folder, stage, given.ema, program)
+    _export(folder, stage, given, program)
     for path in sorted(stage.iterdir()):
         print(f"{os.path.relpath(path)}  {decimal(path.stat().st_size)}")
     from huggingface_hub import HfApi
@@ -49,14 +51,15 @@ def push(arguments: list[str], program: Program) -> None:
         print(f"{api.endpoint}/{repo}")
 
 
-def _export(folder: Path, stage: Path, ema: bool | None, program: Program) -> None:
+def _export(folder: Path, stage: Path, given: argparse.Namespace, program: Program) -> None:
     """Put timm's files of the run's best network into the folder `stage`."""
     export = plugins.merged("VERBS").get("export")
     if export is None:
         raise UserError("publishing needs timm's files, which no extra of this copy writes")
-    weights = {None: [], True: ["--ema"], False: ["--raw"]}[ema]
+    weights = {None: [], True: ["--ema"], False: ["--raw"]}[given.ema]
+    trust = ["--trust-config"] if given.trusted else []
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
-        export.load()([str(folder), "--format=timm", f"--output={stage}", *weights], program)
+        export.load()([str(folder), "--format=timm", f"--output={stage}", *weights, *trust], program)
 
 
 def _send(api: Any, stage: Path, repo: str, private: bool) -> None:
