@@ -40,7 +40,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6710, 6700),
-    "lines of all source without tests": Limit(15370, 12500),
+    "lines of all source without tests": Limit(15380, 12500),
     "lines of its tests": Limit(14190, 13000),
     "lines of contrib without tests": Limit(4300, 4300),
     "lines of contrib's tests": Limit(3650, 3650),
@@ -48,7 +48,7 @@ LIMITS = {
     "modules that `fit` of one step loads": Limit(87, 75),
     "of them in the core": Limit(57, 55),
     "files of a batch": Limit(9, 9),
-    "lines of a batch": Limit(1790, 1790),
+    "lines of a batch": Limit(1800, 1790),
     "files of a step": Limit(11, 11),
     "lines of a step": Limit(1660, 1660),
     "files of a checkpoint and its resume": Limit(14, 14),

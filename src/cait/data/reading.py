@@ -199,6 +199,9 @@ class UnreadableImageError(UserError):
     """An image cannot be read. In training another stands in for it, in validation it is left out."""
 
 
+HEADER = ["image", "reason"]
+
+
 class UnreadableImages:
     """The images that could not be read, shared by all loader processes through a file.
 
@@ -220,9 +223,11 @@ class UnreadableImages:
         self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            row = [image, reason]
+            rows = [row] if self.path.exists() else [HEADER, row]  # two processes may both begin the file
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", **TABLE) as file:
-                csv.writer(file).writerow([image, reason])
+                csv.writer(file).writerows(rows)
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
@@ -232,7 +237,7 @@ class UnreadableImages:
         if self.path is None or not self.path.is_file():
             return {}
         with self.path.open(**TABLE) as file:
-            return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
+            return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2 and row != HEADER}
 
     def check(self) -> int:
         """How many images all processes have noted; this one notes none again. Raises UserError past `limit`."""

@@ -23,7 +23,7 @@ from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.sampler import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe import arguments
+from cait.extras.recipe import arguments, replace_arguments
 from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Machine, Survey, survey, this_machine
 from cait.extras.recipe.trial import Pace, Settings, Trial
@@ -376,6 +376,8 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
     for wrong in ("0", "soon"):
         with pytest.raises(UserError, match="--minutes must be a number above 0"):
             arguments.add_recipe([*given, f"--minutes={wrong}"], Program())
+    with pytest.raises(UserError, match="there is no setting minuts; did you mean --minutes"):
+        replace_arguments("fit", [*given, "--minuts=3"], Program())
     with pytest.raises(UserError, match="--minutes is for a folder of images"):
         arguments.add_recipe(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
 
