@@ -57,11 +57,26 @@ def _key() -> bytes:
     return key if len(key) == BYTES else b""
 
 
+def _place(beside: Path, path: Path) -> None:
+    """Give a whole file its name, unless there is one of that name."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.rename(beside, path)
+
+
 def _new_key() -> bytes:
     """Make a key where there is no file of one. Of two processes that do so at once, one's stays."""
     with suppress(OSError, RuntimeError):  # nothing can be written there
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(BYTES))
+        beside = disk.scratch(path)
+        try:
+            with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(BYTES))
+            _place(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
     return _key()

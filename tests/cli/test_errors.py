@@ -54,6 +54,8 @@ OPTIONS = {
     "--run_name taken": "cannot use logs/taken",
     "--trainer.max_epochs -3": "max_epochs",
     "--trainer.max_epochs 0": "max_epochs 0 trains nothing",
+    "--trainer.limit_train_batches 0": "limit_train_batches 0 trains nothing",
+    "--trainer.accumulate_grad_batches 0": "accumulate_grad_batches must be at least 1, got 0",
     "--trainer.val_check_interval 0": "val_check_interval must be above 0, got 0",
     "--trainer.strategy fsdp": "--trainer.strategy",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_all_images_of_another_folder_are_scored(inside: Path, evaluated: dict) 
     for root, count in (("named", len(list(Path("v2").glob("*/*.jpeg")))), (str(Path("data").absolute()), 300)):
         main(["eval", "mine", f"--data.root={root}", "--data.num_workers=0", "--output=other.json"])
         assert json.loads(Path("other.json").read_text())["raw"]["images"] == count
+
+
+def test_a_folder_with_the_names_that_a_run_has_held_out_is_another(inside: Path, evaluated: dict) -> None:
+    images = sorted(Path("named").glob("*/*.jpeg"))
+    shutil.copytree("logs/mine", "logs/held")
+    listed = [f"{path.relative_to('named')},{path.parent.name}" for path in images[:2]]
+    Path("logs/held/validation.csv").write_text("\n".join(["path,class", *listed]))
+    main(["eval", "held", "--data.root=named", "--data.num_workers=0", "--output=held.json"])
+    assert json.loads(Path("held.json").read_text())["raw"]["images"] == len(images)
 
 
 def test_without_extras_loss_and_accuracy_are_scored(

@@ -338,6 +338,27 @@ def test_a_damaged_key_signs_nothing(content: bytes, tmp_path: Path, monkeypatch
     assert signature.signed("a: 1\n") == "a: 1\n"
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_key_that_cannot_be_written_is_made_the_next_time(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(signature.secrets, "token_bytes", raiser(OSError("the disk is full")))
+        assert signature.signed("a: 1\n") == "a: 1\n"
+    if not links:
+        monkeypatch.setattr(signature.os, "link", raiser(OSError("not supported")))
+    assert signature.is_own(signature.signed("a: 1\n"))
+    assert [path.name for path in (tmp_path / "cait").iterdir()] == ["key"]
+
+
+def raiser(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_what_this_account_signed_needs_no_trust(bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     """A changed configuration does, and another account's."""
     network = ["--model.name=payload:net", "--run_name=own", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import scan_flat
 from cait.data.listing import Files
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
@@ -175,6 +176,17 @@ def test_a_worker_does_not_copy_the_list_of_files() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert int(os.read(reader, 100)) < 8_000_000  # as a list of tuples 60 million
+
+
+def test_images_are_found_from_a_folder_beside(
+    mixed_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    data = ImageNetDataModule("../mixed", img_size=32, batch_size=4, num_workers=0)
+    data.setup("fit")
+    assert len(data.train_images) == 36
+    assert len(scan_flat(Path("../mixed/val"))) == 15
 
 
 class Recorder(LightningModule):

@@ -46,6 +46,10 @@ def plain_or_dropping(img_size: int, num_classes: int, drop_path_rate: float = 0
     return (Dropping if drop_path_rate == 0.1 else Plain)(img_size, num_classes, **fields)
 
 
+def refusing(**given: Any) -> Plain:
+    raise TypeError("its own part got an unexpected keyword argument 'drop_path_rate'")
+
+
 def any_arguments(**given: Any) -> Plain:
     return plain_or_dropping(**given)
 
@@ -132,6 +136,7 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
         (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),  # code
         ((HERE, 32, 7), dict(size=3), f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields"),
+        ((f"{__name__}:refusing", 32, 7), {}, f"cannot make {__name__}:refusing: .*'drop_path_rate'"),
         (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
     ],
 )

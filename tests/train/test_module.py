@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCal
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torture import same
 
@@ -73,6 +75,15 @@ def test_true_precisions_train_and_score_the_data_modules_batches(precision: str
     assert fit.callback_metrics["lr"].item() == pytest.approx(rates[-1], rel=1e-6)
     (probabilities, *_) = fit.predict(net, data)
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
+
+
+def test_all_processes_score_the_statistics_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has counted its own images; the checkpoint has the average of process 0."""
+    ema = EMA(decay=0.9)
+    ema.average = nn.BatchNorm1d(2)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.fill_(7 + source))
+    ema.on_validation_start(SimpleNamespace(world_size=2), None)
+    assert all((buffer == 7).all() for buffer in ema.average.buffers())
 
 
 def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, caplog) -> None:

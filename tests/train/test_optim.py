@@ -28,6 +28,12 @@ def test_groups_are_timms() -> None:
     assert named[0] == named[1]
 
 
+def test_a_decay_of_0_keeps_the_groups() -> None:
+    """A resumed run may change its decay; its optimizer's state is by group."""
+    groups = param_groups(cait.create_model("xxs24"), 0.0)
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
+
+
 def named_groups(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], list[str]]:
     names = {id(p): name for name, p in model.named_parameters()}
     return {(g["weight_decay"], g["lr_scale"]): sorted(names[id(p)] for p in g["params"]) for g in groups}

@@ -110,14 +110,14 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
         settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
     root = options.get("data.root")  # this or the run's own, which may have grown since
-    if held_out.is_file() and "data.val_list" not in options and (root is None or _has_all(root, held_out)):
+    if held_out.is_file() and "data.val_list" not in options and (root is None or _is_root_of(folder, root)):
         settings.append(f"--data.val_list={held_out}")
     return settings
 
 
-def _has_all(root: str, held_out: Path) -> bool:
-    """Whether all images that a run has held out are below `root`, as in its own folder or a copy."""
-    return all(os.path.exists(os.path.join(root, row["path"])) for _, row in disk.read_csv(held_out, str(held_out)))
+def _is_root_of(folder: Path, root: str | Path) -> bool:
+    """Whether a run has trained on this folder."""
+    return os.path.realpath(root) == os.path.realpath(saved.data_settings(folder).get("root", ""))
 
 
 class Scoring:
@@ -157,12 +157,20 @@ class Scoring:
 
     def _choose_images(self) -> None:
         """Score all images of another folder than the run's: its training has seen none of them."""
-        source, root = self.data.source, self.data.root
+        source = self.data.source
         if self.folder is None or not isinstance(source, FolderSource) or self.config.data.val_list is not None:
             return
-        own = saved.data_settings(self.folder).get("root", "")
-        if source.holds_out and os.path.realpath(root) != os.path.realpath(own):
+        if source.holds_out and not _is_root_of(self.folder, self.data.root) and not self._holds_out(source):
             source.hold_out_all()
+
+    def _holds_out(self, source: FolderSource) -> bool:
+        """Whether the run has held out just the images that `source` holds out, as of a copy of its own folder."""
+        assert self.folder is not None
+        held_out, start = self.folder / rundir.VALIDATION, len(str(source.root)) + 1
+        if not held_out.is_file():
+            return False
+        listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
+        return listed == {path[start:] for path, _ in source.val}
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""

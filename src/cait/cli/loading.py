@@ -102,6 +102,24 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     return rundir.best_checkpoint(folder, purpose), folder
 
 
+def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
+    """`checkpoint_of` the options of `Options.add_network`; (None, None) if they name a network.
+
+    Raises:
+        UserError: they name weights and no network, or no run that is there.
+    """
+    if given.weights and given.name is None:
+        raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
+    return (None, None) if given.name else checkpoint_of(given.source, purpose)
+
+
+def of_options(given: Any, checkpoint: Path | None, folder: Path | None, program: Any) -> Loaded:
+    """Load what the options of `Options.add_network` name: a network, or the checkpoint that is `chosen`."""
+    if checkpoint is None:
+        return of_name(given.name, given.weights, given.img_size)
+    return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
+
+
 def from_checkpoint(
     path: Path,
     folder: Path | None,

@@ -106,8 +106,9 @@ def walk(folder: Path, names: Sequence[str]) -> Files:
                     owner, other = owners.setdefault(identity, (label, place))
                     if owner != label:
                         raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
-                    for path in (os.path.join(place, name) for name in found):
-                        if is_image(path):
+                    for name in found:
+                        path = os.path.join(place, name)
+                        if is_image(name):
                             yield path[start:], label
                         else:
                             left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])

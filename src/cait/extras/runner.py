@@ -92,5 +92,6 @@ def failure(folder: Path, status: int) -> str:
     """Why a run ended with this status: the last line that it printed, or the signal that killed it."""
     if status < 0:
         return f"killed by signal {-status}"
-    lines = disk.open_file(folder / OUTPUT).read().decode(errors="replace").strip().splitlines()
+    with disk.open_file(folder / OUTPUT) as file:
+        lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("cait: error: ") if lines else f"exit status {status}"

@@ -23,9 +23,11 @@ def check_numbers(given: Any) -> None:
     Raises:
         UserError: it names the setting and its value.
     """
-    for name in ("max_epochs", "max_steps"):
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0 trains nothing")
+    if given.accumulate_grad_batches is not None and given.accumulate_grad_batches < 1:
+        raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
     if isinstance(interval, int | float) and interval <= 0:
         raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")

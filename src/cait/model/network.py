@@ -156,9 +156,9 @@ def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
     try:
         network = references.made(name, **arguments)
     except UserError as error:
-        if "argument 'drop_path_rate'" not in str(error):
+        # A recipe sets it for any network.
+        if "argument 'drop_path_rate'" not in str(error) or arguments.pop("drop_path_rate", None) is None:
             raise
-        del arguments["drop_path_rate"]  # a recipe sets it for any network
         network = references.made(name, **arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")

@@ -48,6 +48,11 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
+        if self.average is not None and trainer.world_size > 1:
+            # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
+            for buffer in self.average.buffers():
+                torch.distributed.broadcast(first := buffer.contiguous(), 0)
+                buffer.copy_(first)
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:

@@ -113,5 +113,6 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
     """
     exempt: set[str] = getattr(network, "no_weight_decay", set)()
     if layer_decay is None:
-        return param_groups_weight_decay(network, weight_decay, no_weight_decay_list=exempt)
+        groups = param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)  # of 0 timm makes a single group
+        return [group | {"weight_decay": group["weight_decay"] * weight_decay} for group in groups]
     return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)

@@ -65,8 +65,8 @@ def _faults(source: Any, images: int) -> Iterator[str]:
             tell(f"{source.root}{not_listed(others)}")
         for line in _told(_copies(source.train, source.val), "the same bytes"):
             tell(line)
-    seen: list[Seen] = []
-    yield from _unreadable(train, val, images, seen)
+    seen, unreadable = _decoded(train, val, images)
+    yield from unreadable
     for line in _told(_near_equal(seen), "near-equal"):
         tell(line)
 
@@ -80,6 +80,7 @@ class Seen(NamedTuple):
     hash: str
     """Its perceptual hash: images that look alike have the same."""
     thumbnail: np.ndarray
+    """uint8 [THUMBNAIL, THUMBNAIL, 3]"""
 
 
 Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
@@ -106,7 +107,7 @@ def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
         alike.setdefault(image.hash, []).append(image)
     for first, *others in alike.values():
         for other in others:
-            if np.abs(first.thumbnail - other.thumbnail).mean() < SAME:
+            if np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
                 yield first[:3], other[:3]
 
 
@@ -124,24 +125,25 @@ def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
             yield f"{len(found):,} images are there twice ({how}), {kind}: {abbreviate(found)}"
 
 
-def _unreadable(train: Any, val: Any, images: int, seen: list[Seen]) -> Iterator[str]:
-    """Decode so many images, evenly over both sets, into `seen`; yield a line for each that cannot be read."""
+def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
+    """Decode so many images, evenly over both sets. Returns them, and a line for each that cannot be read."""
     import imagehash
 
+    seen: list[Seen] = []
+    unreadable: list[str] = []
     total = len(train) + len(val)
     count = min(images, total)
     for place in (number * total // count for number in range(count)):
         samples, index = (train, place) if place < len(train) else (val, place - len(train))
         try:
-            image = load_rgb(samples[index][0], samples.name(index))
+            raw, label = samples[index]
+            image = load_rgb(raw, samples.name(index))
         except UserError as error:
-            yield str(error)
+            unreadable.append(str(error))
             continue
-        thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)), np.float32)
-        about = samples.name(index), samples[index][1], samples is val
-        seen.append(Seen(*about, str(imagehash.phash(image)), thumbnail))
+        thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)))
+        seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
     spread = "" if count == total else f" of {total:,}, spread evenly"
-    print(
-        f"decoded {len(seen):,} images{spread}"
-        + (f", {count - len(seen):,} cannot be read" if count > len(seen) else "")
-    )
+    failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
+    print(f"decoded {len(seen):,} images{spread}{failed}")
+    return seen, unreadable

@@ -14,6 +14,7 @@ from cait.cli.options import Options
 from cait.data.folder import FolderSource, Splits, folder_names, scan_flat
 from cait.data.listing import Files
 from cait.errors import UserError, printable
+from cait.guards import trust
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
 def features(arguments: list[str], program: Program) -> None:
     """Write the features of images. Those that cannot be read are named on the screen and left out."""
     given = _options(arguments)
-    checkpoint, folder = (None, None) if given.name else loading.checkpoint_of(given.run, "take features of")
+    checkpoint, folder = loading.chosen(given, "take features of")
     files, class_names = listed(given.images)
     from cait.extras.extract import extract
-    from cait.guards import trust
 
     with trust.only_own(given.trusted):
-        if checkpoint is None:
-            loaded = loading.of_name(given.name, given.weights, given.img_size)
-        else:
-            parts = given.ema, given.img_size, program.module, program.data
-            loaded = loading.from_checkpoint(checkpoint, folder, *parts)
+        loaded = loading.of_options(given, checkpoint, folder, program)
         found = extract(loaded.network, files, loaded.data, loading.device())
     names = [printable(os.path.relpath(path, given.images)) for path, _ in files]
     for index in sorted({*range(len(files))} - {*found.kept.tolist()}):
@@ -47,19 +43,11 @@ def features(arguments: list[str], program: Program) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
-    of = options.add_mutually_exclusive_group(required=True)
-    of.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    of.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
-    options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
+    options.add_network()
     where: dict[str, Any] = dict(type=Path, required=True)
     options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
     options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
-    options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
-    options.add_weights()
-    options.add_trust()
     given = options.parse_args(arguments)
-    if given.weights and given.name is None:
-        raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
     if given.output.exists():
         raise UserError(f"{given.output} exists: name another file")
     disk.check_output(given.output)

@@ -20,7 +20,7 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
     asking = {"--data", "--data.root", "--from", "--minutes"}
-    names = {argument.partition("=")[0] for argument in arguments}
+    names = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     if near := [name for name in names - asking if difflib.get_close_matches(name, ["--minutes"], cutoff=0.85)]:
         raise UserError(f"there is no setting {near[0].lstrip('-')}; did you mean --minutes?")
     if asking.isdisjoint(names):

@@ -24,7 +24,7 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import MINUTES, Survey, survey, this_machine
-from cait.extras.recipe.trial import Trial
+from cait.extras.recipe.trial import Trial, channels_of
 from cait.extras.recipe.weights import Weights, default_weights, initial_weights, published
 from cait.guards import configurations
 from cait.guards.configurations import configurations_of, is_overlay, options
@@ -100,7 +100,7 @@ def chosen(root: Path, given: dict[str, Any], source: str, minutes: float, progr
 def plan(root: Path, given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     """Look at the folder, choose the settings of its recipe, and print why."""
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
-    data["in_chans"] = flatten(given).get("model.fields.in_chans", 3)
+    data["in_chans"] = channels_of(given)
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()

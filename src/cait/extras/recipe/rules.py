@@ -119,7 +119,7 @@ def start(folder: Survey, recipe: Recipe, measure: Trial) -> None:
         return
     recipe.take_all(weights.settings)
     found = measure.domain(recipe.held) if recipe.solves_head and folder.several is None else None
-    if found is None or found[0] >= found[1]:
+    if found is None or not found[0] < found[1]:  # or both are NaN, of too few images
         recipe.note("weights", weights.name)
         return
     less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"

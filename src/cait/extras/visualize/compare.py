@@ -74,9 +74,11 @@ def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
 
 
 def best(curve: Curve, name: str) -> str:
-    """The best value and its step: the best loss is the smallest, of anything else the largest."""
+    """The best value and its step: the smallest where the metric's name says so, else the largest."""
+    from cait.train.metrics import best_mode
+
     steps, values = curve
-    value = min(values) if "loss" in name else max(values)
+    value = min(values) if best_mode(name, {}) == "min" else max(values)
     return f"{value:.4g} ({steps[values.index(value)]})"
 
 

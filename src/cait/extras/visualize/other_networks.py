@@ -19,7 +19,7 @@ from cait.errors import UserError
 
 
 class NoMapsError(UserError):
-    """A network of which nothing can be shown."""
+    """This network has no maps."""
 
 
 def has_attention(network: nn.Module) -> bool:

@@ -378,6 +378,8 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
             arguments.add_recipe([*given, f"--minutes={wrong}"], Program())
     with pytest.raises(UserError, match="there is no setting minuts; did you mean --minutes"):
         replace_arguments("fit", [*given, "--minuts=3"], Program())
+    named = ["--config=mine.yaml", "--run_name", "minutes"]
+    assert replace_arguments("fit", named, Program()) == named
     with pytest.raises(UserError, match="--minutes is for a folder of images"):
         arguments.add_recipe(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
 

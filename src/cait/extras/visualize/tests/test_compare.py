@@ -68,6 +68,7 @@ def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) ->
 def test_the_best_of_a_loss_is_its_smallest_and_settings_differ_by_value() -> None:
     curve = [4, 9, 14], [0.5, 0.25, 0.75]
     assert compare.best(curve, "val/loss") == "0.25 (9)"
+    assert compare.best(curve, "val/rmse") == "0.25 (9)"
     assert compare.best(curve, "val/acc1") == "0.75 (14)"
     one = {"model.lr": 1, "data.scale": [0.7, 1.0], "model.ema": True, "own": None}
     other = {"model.lr": True, "data.scale": [0.7, 1.0], "model.ema": True}

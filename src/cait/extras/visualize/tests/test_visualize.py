@@ -262,6 +262,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
     shutil.copy(trained / "checkpoints" / "best.ckpt", "moved.ckpt")
     for arguments, words in [
         ([], "one of the arguments RUN --name is required"),
+        (["a", "--weights", "w.pth"], "--weights FILE needs the name of its network"),
         (["ghost"], "there is no run logs/ghost"),
         (["a", "--images", "ghost.jpg"], "there is no image ghost.jpg"),
         (["a", "--images", "text.jpg"], "cannot read the image text.jpg: not an image"),
