@@ -30,9 +30,9 @@ def device() -> str:
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
-def commit(repo: Path = REPO) -> str:
+def commit() -> str:
     try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=repo, capture_output=True, text=True)
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
     except OSError:  # there is no git
         return "unknown"
     return done.stdout.strip() or "unknown"

@@ -180,13 +180,18 @@ def as_notebook(page: Path) -> Path:
     return path
 
 
+def working_tree() -> list[Path]:
+    """The files that git tracks or would track, relative to the repository."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
+    names = filter(None, os.fsdecode(listed.stdout).split("\0"))
+    return [Path(name) for name in names if (REPO / name).is_file()]
+
+
 def copy_to(scratch: Path) -> None:
-    """Copy the working tree without what git ignores, and link the virtual environment."""
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
-    for name in filter(None, os.fsdecode(files.stdout).split("\0")):
-        if (REPO / name).is_file():
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPO / name, scratch / name)
+    """Copy the working tree, and link the virtual environment."""
+    for path in working_tree():
+        (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPO / path, scratch / path)
     (scratch / ".venv").mkdir()
     marks = {".ready", ".tools"}
     for entry in (REPO / ".venv").iterdir():

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from check import REPO, working_tree
 from latex2mathml.converter import convert
 
-REPO = Path(__file__).resolve().parents[1]
 SITE = REPO / ".site"
 PAGES = SITE / "pages"
 LINK = re.compile(r"(\]\()([^)#:]+)((?:#[^)]*)?\))")
@@ -21,12 +21,6 @@ FENCE = re.compile(r"^( *```\w+) .*$", re.MULTILINE)
 EQUATION = re.compile(r"^\$\$(.*?)\$\$$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"^  (?:-\w \w+, )?--([\w.]+)[^\n]*?(?:  +|\n {24})(\S[^\n]*)$", re.MULTILINE)
 TYPE = re.compile(r" *\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, known subclasses: .*)?\)$")
-
-
-def files() -> list[Path]:
-    """What git tracks or would track, relative to the repository."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO, capture_output=True, text=True)
-    return [Path(name) for name in listed.stdout.splitlines() if (REPO / name).is_file()]
 
 
 def page(path: Path, known: set[Path]) -> str:
@@ -78,7 +72,7 @@ def row(name: str, told: str) -> str:
 
 def main() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
-    known = set(files())
+    known = set(working_tree())
     pages = {path: page(path, known) for path in known if path.suffix == ".md" and "tests" not in path.parts}
     for path, text in pages.items():
         for target in {path, *linked(path, text)} & known:

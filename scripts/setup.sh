@@ -93,6 +93,7 @@ else
   step "$count packages in their pinned versions, PyTorch with CUDA ($log)" install --require-hashes -r "$list"
 fi
 echo "$backend" >"$venv/torch"
+[[ -n ${PACKAGE:-} || $list == constraints.txt ]] || exit 0  # what comes beside it later finds it installed
 step "${PACKAGE:-this repository}" install ${PACKAGE:---no-build-isolation --editable .}
 # The first start compiles what it imports. Here it is kept, for containers and for users who write no bytecode later.
 step "bytecode" env PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c \

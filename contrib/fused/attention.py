@@ -71,14 +71,10 @@ def default(N: int, dtype: torch.dtype) -> Tiling:
     return Tiling(whole, walk if dtype == torch.float32 else whole._replace(stages=2))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def refusal(device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
     """What the kernels need and do not have here, or None."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"bfloat16, float16 or float32, not {_name(dtype)}"
+        return f"bfloat16, float16 or float32, not {str(dtype).removeprefix('torch.')}"
     if heads > 16:
         return f"at most 16 heads, not {heads}"
     if device.type != "cuda":

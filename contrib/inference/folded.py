@@ -5,7 +5,7 @@ README.md has a table of what is folded away.
 On the CPU the linear layers are oneDNN's, with packed weights and GELU in the same pass, and attention takes one image
 at a time, whose maps stay in the cache.
 
-Shapes: B images, N patches, T class tokens, d = embed_dim, h heads, k = d / h channels a head.
+Shapes: B images, N patches, d = embed_dim, h heads, k = d / h channels a head.
 """
 
 from __future__ import annotations

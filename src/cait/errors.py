@@ -6,6 +6,7 @@ import difflib
 import errno
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -78,6 +79,11 @@ def console(**settings: Any) -> Any:
             return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
     return Plain(markup=False, emoji=False, **settings)
+
+
+def table_console(width: int, **settings: Any) -> Any:
+    """A `console` whose tables keep `width` columns where they are piped into a file."""
+    return console(width=None if sys.stdout.isatty() else width, **settings)
 
 
 def to_type(make: str, cait: str) -> str:

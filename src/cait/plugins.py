@@ -105,8 +105,6 @@ class Run:
         module: the LightningModule.
         first_step: optimizer steps that the run has done; 0 in a new run.
         program: what `cait` was started with, a `cait.run.program.Program`.
-        arguments: the words of the command line, after extras have replaced some.
-        best_mode: "max" or "min", which value of `config.best_metric` is the best.
     """
 
     config: Any
@@ -116,8 +114,6 @@ class Run:
     module: Any
     first_step: int
     program: Any
-    arguments: Sequence[str]
-    best_mode: str = "max"
 
 
 @functools.cache

@@ -49,9 +49,9 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     def decorate(init: Init) -> Init:
         kinds = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
         added = plugins.groups(more) if more else []
-        settings = _settings(init, kinds)
+        settings = _settings(init)
         for kind in added:
-            settings |= _settings(kind, get_type_hints(kind))
+            settings |= _settings(kind)
         signature = inspect.Signature([*settings.values()])
 
         @functools.wraps(init)
@@ -79,13 +79,14 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     return decorate
 
 
-def _settings(made: Any, kinds: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+def _settings(made: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a constructor, with the fields of a group, and of groups in it, in the place of each group."""
     found: dict[str, inspect.Parameter] = {}
+    kinds = get_type_hints(made)
     for name, parameter in inspect.signature(made).parameters.items():
         kind = kinds.get(name, parameter.annotation)  # `self` has no kind
         if is_dataclass(kind):
-            found |= _settings(kind, get_type_hints(kind))
+            found |= _settings(kind)
         elif kind is not Given:
             found[name] = parameter.replace(annotation=kind, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return found

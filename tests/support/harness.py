@@ -167,7 +167,7 @@ def start(
     env: dict[str, str] | None = None,
     stderr: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
-    """Start `cait` in a process group of its own, behind `command`, as (sys.executable,), if there is one."""
+    """Start `cait` in a process group of its own, behind `command`, such as torchrun's, if there is one."""
     return subprocess.Popen(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
         cwd=folder,

@@ -63,18 +63,6 @@ class LeavesOnce(Callback):
             raise SystemExit(137)
 
 
-class StopsOnce(Callback):
-    """Ends training in a hook after so many batches; never a second time."""
-
-    def __init__(self, hook: str, batch: int) -> None:
-        def stop(trainer: Trainer, *_: Any) -> None:
-            done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
-            if done >= batch and not trainer.sanity_checking and trainer.current_epoch == 0:
-                trainer.should_stop = not Path("logs/cut/checkpoints/last.ckpt").exists()
-
-        setattr(self, hook, stop)
-
-
 class StepRecorder(Callback):
     """All that a batch's gradients follow from, in `<folder>/<rank>-<batch>.pt`, and the weights after the step."""
 

@@ -79,8 +79,8 @@ class SaveConfig(Callback):
     """
 
     def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
-        self.parser, self.config = parser, config
-        for line in parser.dump(config, skip_none=False).splitlines():
+        self.text = parser.dump(config, skip_none=False)
+        for line in self.text.splitlines():
             if "Unable to serialize instance" in line:  # a resumed run could not read it back
                 raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
@@ -88,7 +88,7 @@ class SaveConfig(Callback):
         if not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / rundir.CONFIG
-        text = signature.signed(self.parser.dump(self.config, skip_none=False))
+        text = signature.signed(self.text)
         if not path.exists() or disk.read_text(path) != text:
             with disk.whole(path) as beside:
                 beside.write_text(text)
@@ -308,7 +308,7 @@ class CaiTCLI(LightningCLI):
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
-        parts = self.datamodule, self.model, first_step, self.program, self.arguments, best_mode
+        parts = self.datamodule, self.model, first_step, self.program
         run = plugins.Run(config, given, self.run_dir, *parts)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir

@@ -56,8 +56,8 @@ def load(
     Args:
         source: the run, as a name in logs/ or a folder, or a checkpoint in it. A run means its best checkpoint.
         raw: take the raw weights even if the checkpoint holds their moving average.
-        trust_config: run your own parts, `package.module:name`, that the run's config.yaml names. Code in a
-            stranger's run may do anything.
+        trust_config: run the code that a run of somebody else names, or one whose config.yaml you have changed. It
+            may do anything.
         module: class of the module, a subclass of `cait.CaiTModule`; None takes that.
         data: class of the data module, for its evaluation transform; None takes `cait.ImageNetDataModule`.
 
@@ -100,24 +100,6 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
-
-
-def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
-    """`checkpoint_of` the options of `Options.add_network`; (None, None) if they name a network.
-
-    Raises:
-        UserError: they name weights and no network, or no run that is there.
-    """
-    if given.weights and given.name is None:
-        raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
-    return (None, None) if given.name else checkpoint_of(given.source, purpose)
-
-
-def of_options(given: Any, checkpoint: Path | None, folder: Path | None, program: Any) -> Loaded:
-    """Load what the options of `Options.add_network` name: a network, or the checkpoint that is `chosen`."""
-    if checkpoint is None:
-        return of_name(given.name, given.weights, given.img_size)
-    return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
 
 
 def from_checkpoint(
@@ -190,24 +172,6 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     return module.eval()
-
-
-def of_name(name: str, weights: str | None, img_size: int | None) -> Loaded:
-    """The network `name` with the weights of a file, or None for those that timm publishes.
-
-    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model import network
-    from cait.model.weights import preparation, timm_config
-
-    known = timm_config(name)
-    size = img_size or (known.input_size[-1] if known else 224)
-    num_classes = (known.num_classes if known else None) or 1000
-    built = network.build(name, size, num_classes)
-    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
-    data = ImageNetDataModule(img_size=size, **preparation(known))
-    return Loaded(built.eval(), name, "; ".join(notes), readable_names(None, num_classes), data)
 
 
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:

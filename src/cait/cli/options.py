@@ -49,18 +49,12 @@ class Options(argparse.ArgumentParser):
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
         self.add_argument(
-            TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
+            TRUST,
+            "--trust_config",
+            action="store_true",
+            dest="trusted",
+            help="run what a run names that this account has not signed",
         )
-
-    def add_network(self) -> None:
-        """Take RUN, as `source`, or --name MODEL and its --weights; then --img_size and what a run's weights need."""
-        of = self.add_mutually_exclusive_group(required=True)
-        of.add_argument("source", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-        of.add_argument("--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18")
-        self.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
-        self.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
-        self.add_weights()
-        self.add_trust()
 
     def add_weights(self) -> None:
         """Take --raw or --ema, as `ema`: False or True, or None for the moving average of a run that keeps one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ ABOUT = {
     **{"raw": FIGURES, "ema?": FIGURES},
 }
 """What the extras that call `read` take from it, see `cait.disk.check_shape`."""
+
+
+WEAKEST = 5
+"""So many of the classes with the lowest accuracy are named."""
+
+
+def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
+    """Accuracy in per cent and name of the classes below 100 %, the lowest first."""
+    return sorted((share, name) for name, share in per_class.items() if share is not None and share < 100)
 
 
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:

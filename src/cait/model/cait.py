@@ -95,7 +95,7 @@ class SelfAttentionBlock(Block):
 
 
 class ClassAttentionBlock(Block):
-    """cls + γ₁ · attention(norm([cls, x])), then cls + γ₂ · mlp(norm(cls)), on class tokens [B, 1, d].
+    """cls + γ₁ · attention(norm([cls, x])), then cls + γ₂ · mlp(norm(cls)), on the class token [B, 1, d].
 
     The patches x [B, N, d] are read, never written. There is no stochastic depth.
     """

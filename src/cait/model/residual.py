@@ -123,8 +123,8 @@ def sampled_scale(gamma: Tensor | None, sample: Sample) -> Tensor | None:
 def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
     """γ · linear(x), or with `gelu` γ · linear(gelu(x)), for tokens x [B, N, d] and γ [d] or [1].
 
-    γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where one or two class
-    tokens are smaller than the weights. In float16 a small γ would make γW vanish.
+    γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where a class token
+    is smaller than the weights. In float16 a small γ would make γW vanish.
     """
     weight: Tensor = linear.weight
     bias: Tensor = linear.bias

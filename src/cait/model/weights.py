@@ -21,9 +21,6 @@ from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
-NEW_HEAD = "the head starts anew"
-"""The note about a file without a head for the network's classes."""
-
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
 
@@ -174,7 +171,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     try:
         notes = _fit(model, state)
         if any(key not in state or len(state[key]) != len(weights[key]) for key in heads):
-            notes.append(NEW_HEAD)
+            notes.append("the head starts anew")
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
             if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:

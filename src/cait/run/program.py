@@ -63,29 +63,18 @@ class Processes:
         cluster = self.cluster()
         return cluster is not None and cluster.world_size() > 1
 
-    def agree(self, word: str = "", trouble: str = "") -> list[str]:
-        """What each process tells the others, by rank. All call it equally often, and each waits for all.
-
-        Raises:
-            UserError: on every process, if one has `trouble`, which says why it cannot go on.
-        """
+    def agree(self, word: str = "") -> list[str]:
+        """What each process tells the others, by rank. All call it equally often, and each waits for all."""
         cluster = self.cluster()
         if cluster is None or cluster.world_size() == 1:
-            told = [[word, trouble]]
-        else:
-            if trouble:
-                trouble = f"process {cluster.global_rank()} on {socket.gethostname()}: {trouble}"
-            try:
-                told = self._exchange(cluster, [word, trouble])
-            except RuntimeError as error:  # torch's errors of the network
-                place = f"{cluster.main_address}:{cluster.main_port}"
-                raise UserError(f"cannot reach the other processes at {place}: {str(error).splitlines()[0]}") from error
-        for _, found in told:
-            if found:
-                raise UserError(found)
-        return [word for word, _ in told]
+            return [word]
+        try:
+            return self._exchange(cluster, word)
+        except RuntimeError as error:  # torch's errors of the network
+            place = f"{cluster.main_address}:{cluster.main_port}"
+            raise UserError(f"cannot reach the other processes at {place}: {str(error).splitlines()[0]}") from error
 
-    def _exchange(self, cluster: ClusterEnvironment, own: list[str]) -> list[list[str]]:
+    def _exchange(self, cluster: ClusterEnvironment, own: str) -> list[str]:
         """What each process gives here."""
         from torch.distributed import PrefixStore
 
@@ -93,8 +82,8 @@ class Processes:
         self._store = self._store or _open_store(cluster)
         store = PrefixStore(f"cait/agreement {self._agreements}", self._store)
         self._agreements += 1
-        store.set(str(rank), json.dumps(own))
-        told = [json.loads(each) for each in store.multi_get([str(other) for other in range(size)])]
+        store.set(str(rank), own)
+        told = [each.decode() for each in store.multi_get([str(other) for other in range(size)])]
         if store.add("read", 1) == size:
             store.set("all have read", "")
         if rank == 0:  # it serves the store, so it may not end before

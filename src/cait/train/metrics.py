@@ -105,7 +105,7 @@ class EvalMetrics(nn.Module):
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
         """The values under their logged names, such as `val/acc1`. Counting then starts again."""
-        values = {f"{prefix}/{name}": value for name, value in self._standard(prefix).items()}
+        values = {f"{prefix}/{name}": value for name, value in self._standard().items()}
         assert self.per_class is not None
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
@@ -117,7 +117,7 @@ class EvalMetrics(nn.Module):
             metric.reset()
         return values
 
-    def _standard(self, prefix: str) -> dict[str, Tensor]:
+    def _standard(self) -> dict[str, Tensor]:
         """The values that every evaluation has, and `per_class`."""
         self.per_class, figures = self.counter.compute()
         return figures

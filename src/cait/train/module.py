@@ -54,8 +54,8 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
 class CaiTModule(LightningModule):
     """A network with its loss, optimizer and schedule.
 
-    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both read the
-    class head, as released. Neither checkpoints nor the moving average include the teacher.
+    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Neither
+    checkpoints nor the moving average include the teacher.
 
     Args:
         metrics: further metrics of validation by name, as
@@ -210,7 +210,7 @@ class CaiTModule(LightningModule):
         return loss
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
-        """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""
+        """Log a step's loss, and top-1: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
         right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import timm.optim
 import torch
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -96,8 +96,6 @@ def _laid_out_as(parameter: Tensor, value: Any) -> Any:
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
-    import timm.optim
-
     known = timm.optim.list_optimizers()
     if name.rpartition("_")[2] not in known:  # "lookahead_lion" is lion
         otherwise = "; `timm.optim.list_optimizers()` lists them"
@@ -113,6 +111,7 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
     """
     exempt: set[str] = getattr(network, "no_weight_decay", set)()
     if layer_decay is None:
-        groups = param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)  # of 0 timm makes a single group
+        # A decay of 0 would give a single group, and no checkpoint could change it.
+        groups = timm.optim.param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)
         return [group | {"weight_decay": group["weight_decay"] * weight_decay} for group in groups]
-    return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
+    return timm.optim.param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)

@@ -109,7 +109,7 @@ class MultiLabelMetrics(EvalMetrics):
         counted = labels[:, 0] >= 0
         self._update(logits[counted].float(), labels[counted].long())
 
-    def _standard(self, prefix: str) -> dict[str, Tensor]:
+    def _standard(self) -> dict[str, Tensor]:
         logits, targets = self.counter.compute()
         probabilities, self._images = logits.sigmoid(), len(logits)
         hits = targets * (probabilities > 0.5)

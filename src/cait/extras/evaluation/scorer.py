@@ -19,10 +19,8 @@ from cait.data.folder import abbreviate
 from cait.errors import UserError
 from cait.extras.evaluation.counts import Counts
 from cait.extras.evaluation.extra_sets import TEST, ExtraSet, open_extra, open_test, real_labels
+from cait.extras.scores import WEAKEST, weakest
 from cait.train.ema import EMA
-
-WEAKEST = 5
-"""The screen names so many classes."""
 
 
 class Evaluation(Scorer, Callback):
@@ -114,7 +112,5 @@ class Evaluation(Scorer, Callback):
 
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""
-        shares = result["raw"]["per_class"]
-        weak = sorted((share, name) for name, share in shares.items() if share is not None and share < 100)
-        if weak:
+        if weak := weakest(result["raw"]["per_class"]):
             print(f"weakest classes: {abbreviate([f'{name} ({share:.1f} %)' for share, name in weak], WEAKEST)}")

@@ -19,7 +19,7 @@ WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
 settings, the curves and how to use the model."""
 README, CURVES = "README.md", "curves.png"
-PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_weights", "teacher_path")
+PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
 """Settings that are places on this machine."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """Settings of the Trainer that the card shows."""
@@ -31,8 +31,6 @@ FIGURES = {
     "f1": ("F1", "{:.4f}"),
 }
 """Title and form of each figure."""
-WEAKEST = 5
-"""So many of the classes with the lowest accuracy are named."""
 
 
 def card(arguments: list[str], program: Program) -> None:
@@ -70,25 +68,23 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
     config, depends = saved.of_run(folder), state.get("depends_on", {})
     output.mkdir(parents=True, exist_ok=True)
-    images = _images(folder, output)
-    names = [image.name for image in images]
-    card = text(repo, scored, about, config, depends, names, license, plugins.results(folder))
+    drawn = _draw(folder, output / CURVES)
+    card = text(repo, scored, about, config, depends, drawn, license, plugins.results(folder))
     with disk.whole(output / README) as beside:
         beside.write_text(card, encoding="utf-8")
-    return [output / README, *images]
+    return [output / README, *[output / CURVES] * drawn]
 
 
-def _images(folder: Path, output: Path) -> list[Path]:
-    """Put the curves beside the card, if there are any."""
+def _draw(folder: Path, path: Path) -> bool:
+    """Draw the curves for the card, if the run has any."""
     from cait.extras import curves, plots
 
-    images = []
     try:
-        plots.write(curves.draw({folder.name: curves.read(folder)}), output / CURVES)
-        images.append(output / CURVES)
+        plots.write(curves.draw({folder.name: curves.read(folder)}), path)
     except UserError as error:
         print(f"without curves: {error}")
-    return images
+        return False
+    return True
 
 
 def text(
@@ -97,7 +93,7 @@ def text(
     about: Mapping[str, Any],
     config: Mapping[str, Any],
     depends: Mapping[str, Any],
-    images: Sequence[str],
+    curves: bool,
     license: str | None,
     tables: Sequence[plugins.Results],
 ) -> str:
@@ -105,15 +101,15 @@ def text(
     import yaml
     from huggingface_hub import ModelCard
 
+    from cait.extras.scores import WEAKEST, weakest
     from cait.extras.words import network_name
 
-    per_class = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
     variables: dict[str, Any] = {
-        **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
+        **dict(repo=repo, scores=scores, about=about, curves=curves, tables=tables, cell=_cell, table=_table),
         **dict(data=config["data"], model=config["model"], dataset=_data_name(config), version=cait.__version__),
         "network": network_name(about["model"], config["model"].get("fields")),
         "results": _results(scores),
-        "weakest": sorted(per_class)[:WEAKEST],
+        "weakest": weakest(scores["per_class"])[:WEAKEST],
         "depends": depends,
         "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
     }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from cait.cli.options import Options
-from cait.errors import UserError, console
+from cait.errors import UserError, table_console
 from cait.extras import curves
 from cait.guards import configurations
 from cait.run.program import Program
@@ -29,8 +28,7 @@ def show(arguments: list[str], program: Program) -> None:
     if given.table and given.table not in tables():
         raise UserError(f"the paper has no table {given.table!r} here; choose one of {', '.join(tables())}")
     chosen = [row for row in rows().values() if given.table in (None, row.table)]
-    # A table that is piped into a file keeps its columns.
-    screen = console(width=None if sys.stdout.isatty() else 180)
+    screen = table_console(180)
     for name in dict.fromkeys(row.table for row in chosen):
         grid = Table(title=tables()[name]["title"], title_justify="left")
         grid.add_column("row", no_wrap=True)

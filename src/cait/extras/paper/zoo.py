@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cait.cli.options import Options
-from cait.errors import console
+from cait.errors import table_console
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ def show(arguments: list[str], program: Program) -> None:
         counted = (f"{counts.parameters:,}", f"{counts.gmacs:.3f}", f"{counts.gmacs_published:.1f}")
         published = (found[0].gflops, top1.get(False), top1.get(True))
         table.add_row(name, str(img_size), *counted, *("" if value is None else f"{value:.1f}" for value in published))
-    # A table that is piped into a file keeps its columns.
-    screen = console(width=None if sys.stdout.isatty() else 110)
+    screen = table_console(110)
     screen.print(table)
     screen.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')
 

@@ -14,6 +14,7 @@ from cait.cli.options import Options
 from cait.data.folder import FolderSource, Splits, folder_names, scan_flat
 from cait.data.listing import Files
 from cait.errors import UserError, printable
+from cait.extras import networks
 from cait.guards import trust
 from cait.run.program import Program
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 def features(arguments: list[str], program: Program) -> None:
     """Write the features of images. Those that cannot be read are named on the screen and left out."""
     given = _options(arguments)
-    checkpoint, folder = loading.chosen(given, "take features of")
+    checkpoint, folder = networks.chosen(given, "take features of")
     files, class_names = listed(given.images)
     from cait.extras.extract import extract
 
     with trust.only_own(given.trusted):
-        loaded = loading.of_options(given, checkpoint, folder, program)
+        loaded = networks.load(given, checkpoint, folder, program)
         found = extract(loaded.network, files, loaded.data, loading.device())
     names = [printable(os.path.relpath(path, given.images)) for path, _ in files]
     for index in sorted({*range(len(files))} - {*found.kept.tolist()}):
@@ -43,7 +44,7 @@ def features(arguments: list[str], program: Program) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
-    options.add_network()
+    networks.add_options(options)
     where: dict[str, Any] = dict(type=Path, required=True)
     options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
     options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError, console, one_line, to_type
+from cait.errors import UserError, one_line, table_console, to_type
 from cait.extras import curves
 from cait.extras.words import network_name
 from cait.file_lock import tell
@@ -141,8 +140,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             time.strftime("%b %d %H:%M", time.localtime(row["changed"])),
             f"{row['state']}, damaged" if row["damage"] else row["state"],
         )
-    # A table that is piped into a file keeps its columns.
-    console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
+    table_console(180, highlight=False).print(table)
     for row in rows:
         if row["damage"]:
             tell(f"damaged: {row['damage']}")

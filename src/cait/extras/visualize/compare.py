@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cait import disk
 from cait.cli import saved
 from cait.cli.options import Options, named_run
-from cait.errors import UserError, console, to_type
+from cait.errors import UserError, table_console, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.run import rundir
@@ -97,8 +96,7 @@ def _print(title: str, names: Sequence[str], rows: Mapping[str, list[str]]) -> N
     from rich import box
     from rich.table import Table
 
-    # A table that is piped into a file keeps its columns. Values have brackets, which are no markup.
-    screen = console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    screen = table_console(80, highlight=False)
     if not rows:
         screen.print(f"The {title}s are the same.")
         return

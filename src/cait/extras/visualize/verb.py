@@ -11,6 +11,7 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.extras import networks
 from cait.guards import trust
 from cait.run.program import Program
 
@@ -18,13 +19,13 @@ from cait.run.program import Program
 def visualize(arguments: list[str], program: Program) -> None:
     """Draw the maps of images, and put them on an HTML page with what a run has logged."""
     given = _options(arguments)
-    checkpoint, folder = loading.chosen(given, "visualize")
+    checkpoint, folder = networks.chosen(given, "visualize")
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait.extras.visualize import sections
 
     with trust.only_own(given.trusted):
-        loaded = loading.of_options(given, checkpoint, folder, program)
+        loaded = networks.load(given, checkpoint, folder, program)
         loaded.network.to(loading.device())
         output = given.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
@@ -35,7 +36,7 @@ def visualize(arguments: list[str], program: Program) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("visualize", "Draw where a network looks in images, and a page of what the network gets wrong.")
-    options.add_network()
+    networks.add_options(options)
     options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
     options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")

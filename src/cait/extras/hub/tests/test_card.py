@@ -92,7 +92,7 @@ def rendered(
 ) -> str:
     config = {"model": {"fields": fields}, "data": {"root": "sets/mine"} | data}
     about = {"class_names": ["a", "b"], "img_size": 16, "model": "xxs24", "step": 1, "epoch": 0}
-    return hub_card.text("me/own", SCORES | (scores or {}), about, config, depends or {}, [], None, tables)
+    return hub_card.text("me/own", SCORES | (scores or {}), about, config, depends or {}, False, None, tables)
 
 
 COUNTED = {"training pictures": 1437, "stored training images": "unchanged"}

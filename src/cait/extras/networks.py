@@ -1,0 +1,57 @@
+"""A network for a verb that takes any: that of a run, of a checkpoint, or a named one with weights of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint, readable_names
+from cait.cli.options import Options
+from cait.errors import UserError
+
+
+def add_options(options: Options) -> None:
+    """Take RUN, as `source`, or --name MODEL and its --weights; then --img_size and what a run's weights need."""
+    of = options.add_mutually_exclusive_group(required=True)
+    of.add_argument("source", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    of.add_argument("--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18")
+    options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
+    options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
+    options.add_weights()
+    options.add_trust()
+
+
+def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
+    """`checkpoint_of` what the options say; (None, None) if they name a network.
+
+    Raises:
+        UserError: they name weights and no network, or no run that is there.
+    """
+    if given.weights and given.name is None:
+        raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
+    return (None, None) if given.name else checkpoint_of(given.source, purpose)
+
+
+def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any) -> Loaded:
+    """The network that the options name, or that of the checkpoint that is `chosen`."""
+    if checkpoint is None:
+        return _named(given.name, given.weights, given.img_size)
+    return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
+
+
+def _named(name: str, weights: str | None, img_size: int | None) -> Loaded:
+    """The network `name` with the weights of a file, or None for those that timm publishes.
+
+    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
+    """
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model import network
+    from cait.model.weights import preparation, timm_config
+
+    known = timm_config(name)
+    size = img_size or (known.input_size[-1] if known else 224)
+    num_classes = (known.num_classes if known else None) or 1000
+    built = network.build(name, size, num_classes)
+    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
+    data = ImageNetDataModule(img_size=size, **preparation(known))
+    return Loaded(built.eval(), name, "; ".join(notes), readable_names(None, num_classes), data)
