@@ -60,7 +60,7 @@ def test_what_is_printed_and_written(evaluated: dict) -> None:
         raw, ema = evaluated["raw"][key], evaluated["ema"][key]
         assert re.search(rf" {title} +│ +{raw:.2f} % │ +{ema:.2f} % ", shown)
     about = {"weights": "logs/mine/checkpoints/best.ckpt", "model": "xxs24", "img_size": 16, "crop_pct": 1.0}
-    about |= {"root": "data", "published": {}, "class_names": NAMES}
+    about |= {"root": "data", "class_names": NAMES}
     about |= {"fit": "crop", "interpolation": "bicubic", "exif_orientation": True, "background": "white"}
     assert "best.ckpt at 16 pixels, crop 1.0\n" in shown
     assert about.items() <= evaluated.items()

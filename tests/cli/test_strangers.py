@@ -33,7 +33,6 @@ BAD = "bad"
 MORE = {
     "resume": [BAD, "--trainer.max_epochs=2", "--trainer.limit_train_batches=2"],
     "predict": [BAD, "x.png"],
-    "push": [BAD, "me/x", "--dry-run"],
     "compare": [BAD, "good"],
     "visualize": [BAD, "--images", "x.png", "--no_validation"],
     "features": [BAD, "--images", "images", "--output", "features.npz"],
@@ -42,11 +41,11 @@ MORE = {
     "runs": [],
 }
 """What verbs need beyond the name of a run."""
-WITHOUT = {"fit", "crossval", "check", "imagenet-check", "paper", "shards", "study", "sweep", "zoo"}
+WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo"}
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
-LONG = ("demo", "export", "push")
+LONG = ("demo", "export")
 EACH = [*(name for name in VERBS if name not in LONG), *slow(*(name for name in VERBS if name in LONG))]
 NET, CALLBACK = "payload:net", "payload.Payload"
 PAYLOAD = """

@@ -83,4 +83,4 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
 
 
 def test_it_is_exported(tmp_path: Path) -> None:
-    assert export(with_stem(stem="pooled"), tmp_path / "out.pt2", "torch_export").files
+    assert export(with_stem(stem="pooled"), tmp_path / "out.pt2", "torch_export")[0]

@@ -47,8 +47,6 @@ class Row(NamedTuple):
     """How a figure is shown, as "{:.2f} %"."""
     place: tuple[str, ...]
     """The keys that lead to the figure in the scores of a set of weights."""
-    published: str = ""
-    """The key of the same figure among those that others have published."""
 
 
 class Scorer:
@@ -206,14 +204,13 @@ class Scoring:
             **values(self.data.preprocessing),
             "root": str(self.data.root),
             "class_names": self.data.class_names,
-            "published": {},
         }
 
     def _rows(self) -> list[Row]:
         standard = ("loss", "acc1", "acc5", "acc1_macro")
         logged = [key.removeprefix("val/") for key in self.trainer.callback_metrics if key.startswith("val/")]
         return [
-            Row("top-1", "{:.2f} %", ("acc1",), "acc1"),
+            Row("top-1", "{:.2f} %", ("acc1",)),
             Row("top-5", "{:.2f} %", ("acc5",)),
             Row("mean of the classes", "{:.2f} %", ("acc1_macro",)),
             Row("loss", "{:.4f}", ("loss",)),
@@ -223,14 +220,13 @@ class Scoring:
 
 
 def show(result: Scores, rows: Sequence[Row]) -> None:
-    """Print the scores of the raw weights and of their average beside those that others have published."""
+    """Print the scores of the raw weights and of their average."""
     scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
     table = Table("")
-    for column in (*scored, *result["published"]):
+    for column in scored:
         table.add_column(column, justify="right")
     for row in rows:
         cells = [_cell(row.form, scores, row.place) for scores in scored.values()]
-        cells += [_cell("{} %", figures, (row.published,)) for figures in result["published"].values()]
         if any(cells):
             table.add_row(row.title, *cells)
     print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")

@@ -9,7 +9,7 @@ from typing import Any
 from cait.errors import UserError
 from cait.guards import configurations
 from cait.run.program import Program
-from cait.settings import check_at_least, group
+from cait.settings import check_at_least, group, values
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,13 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     asked: Annotations = group(Annotations, settings)
     if asked.labels is None and asked.folds is None:
         return None
-    from cait.extras.annotations.source import open_annotated
+    from cait.data import source
+    from cait.data.folder import FolderSource
+    from cait.extras.annotations.source import AnnotatedSource
 
-    return open_annotated(root, settings, asked)
+    ours = {"root", "val_list", *values(asked)}
+    others = {name: value for name, value in settings.items() if name not in ours}
+    images = source.open_source(root, **others)
+    if not isinstance(images, FolderSource):
+        raise UserError(f"data.labels and data.folds are for folders of images, and {root} is none")
+    return AnnotatedSource(images, settings.get("val_list"), asked)

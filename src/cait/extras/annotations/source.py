@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cait.data import source
 from cait.data.folder import FolderSource, abbreviate, hold_listed, hold_out
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.annotations import MULTI_LABEL, table
 
 Sample = tuple[str, int]
-
-
-def open_annotated(root: str, settings: Mapping[str, Any], asked: Any) -> AnnotatedSource:
-    """Open what `asked`, a `cait.extras.annotations.Annotations`, makes of the folder `root`.
-
-    Raises:
-        UserError: it is no folder of images.
-    """
-    plain = dict(settings) | {"labels": None, "multi_label": False, "folds": None, "fold": 0, "val_list": None}
-    del plain["root"]
-    images = source.open_source(root, **plain)
-    if not isinstance(images, FolderSource):
-        raise UserError(f"data.labels and data.folds are for folders of images, and {root} is none")
-    return AnnotatedSource(images, settings.get("val_list"), asked)
 
 
 class AnnotatedSource(FolderSource):
@@ -138,15 +123,10 @@ class AnnotatedSource(FolderSource):
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
         elif not val:
             train, val = self._hold_out(pool)
-        elif shared := sorted(self._groups_of(train) & self._groups_of(val)):
-            rank_zero_info(f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}")
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
             raise UserError(f"no training images are left of the class {names}: give it some, or change the split")
         return Files(train), Files(val)
-
-    def _groups_of(self, samples: Sequence[Sample]) -> set[str]:
-        return {self._groups[path] for path, _ in samples if path in self._groups}
 
     def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
@@ -154,7 +134,8 @@ class AnnotatedSource(FolderSource):
             learned, held_out = hold_out(Files(pool), self.splits.val_fraction)
             return [*learned], [*held_out]
         wanted = max(2, round(1 / self.splits.val_fraction))
-        folds = max(2, min(wanted, len(self._groups_of(pool)) or wanted))
+        groups = len({self._groups[path] for path, _ in pool}) if self._groups else wanted
+        folds = max(2, min(wanted, groups))
         if folds < wanted:
             rank_zero_info(f"{self.asked.labels} has too few groups: 1 of {folds} is held out")
         for fold in range(folds):

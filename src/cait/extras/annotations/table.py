@@ -26,8 +26,6 @@ class Row(NamedTuple):
     """"train", "val" or "test"; without the column all are to train on."""
     group: str = ""
     """Empty if the file has no such column."""
-    line: int = 0
-    """Of the file."""
 
 
 def read(file: Path, root: Path, several: bool) -> list[Row]:
@@ -46,7 +44,7 @@ def read(file: Path, root: Path, several: bool) -> list[Row]:
     times = Counter(row.path for row in rows)
     if twice := [f"{path} ({count} times)" for path, count in times.items() if count > 1]:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
-    if missing := [f"{row.path} (line {row.line})" for row in rows if not (root / row.path).is_file()]:
+    if missing := [row.path for row in rows if not (root / row.path).is_file()]:
         why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
     return rows
@@ -68,7 +66,7 @@ def _rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
             label = PARTING.join(sorted({*parts(label)})) or PARTING
         path = cells["path"]
         below = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
-        yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""), line)
+        yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""))
 
 
 def parts(label: str) -> list[str]:

@@ -18,7 +18,7 @@ from cait.cli.evaluate import Row, Scorer, Scores, Scoring
 from cait.data.folder import abbreviate
 from cait.errors import UserError
 from cait.extras.evaluation.counts import Counts
-from cait.extras.evaluation.extra_sets import TEST, ExtraSet, open_extra, open_test, real_labels
+from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
 from cait.train.ema import EMA
 
@@ -86,29 +86,19 @@ class Evaluation(Scorer, Callback):
         result["extra"] = {TEST: "the test split"} if TEST in self._sets else {}
         result["extra"] |= self.extra
         for name, found in self._sets.items():
-            for weights, scores in self._score(found).items():
+            self.only = found.only
+            loader = self.data.extra_val_dataloader(found.samples)
+            for weights, scores in self.scoring.validate(model=self.scoring.module, dataloaders=loader).items():
                 result[weights].setdefault("extra", {})[name] = scores
-
-    def _score(self, found: ExtraSet) -> dict[str, Scores]:
-        """The scores of a further set, by weights."""
-        self.only = found.only
-        loader = self.data.extra_val_dataloader(found.samples)
-        scored = self.scoring.validate(model=self.scoring.module, dataloaders=loader)
-        if found.only is not None:
-            for scores in scored.values():
-                scores["classes"] = len(found.only)
-        return scored
 
     def rows(self, core: Sequence[Row], result: Scores) -> Iterator[Row]:
         """The calibration error, and the rows of `core` on each further set."""
         yield Row("calibration error", "{:.2f} %", ("calibration",))
         of_a_set = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
-        of_a_set.append(Row("classes", "{:,}", ("classes",)))
         places = {"ReaL": ("real",)} | {name: ("extra", name) for name in result["extra"]}
         for title, place in places.items():
-            for row in of_a_set:  # others publish top-1 alone, under the name of the set
-                published = place[-1] if row.published else ""
-                yield Row(f"{title} {row.title}", row.form, (*place, *row.place), published)
+            for row in of_a_set:
+                yield Row(f"{title} {row.title}", row.form, (*place, *row.place))
 
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.extras.formats.exporting import ANY, Format, Forward, Metadata
 from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig, variant_config
 
@@ -23,38 +22,10 @@ TIMM_FIELDS = (
 )
 """The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
 TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
+ANY = "timm takes CaiT as published and its own networks, onnx and torch_export take any"
 
 
-def twin(config: CaiTConfig) -> nn.Module:
-    """timm's model with the same fields. Its configuration names none of timm's weights."""
-    smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
-    arguments = {entry: _arguments(entry, config) for entry in smallest_first}
-    entry = min(arguments, key=lambda name: len(arguments[name]))
-    overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
-    overlay.update(num_classes=config.num_classes, input_size=(config.in_chans, config.img_size, config.img_size))
-    return timm.create_model(entry, pretrained_cfg_overlay=overlay, **arguments[entry])
-
-
-def _arguments(entry: str, config: CaiTConfig) -> dict[str, Any]:
-    """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
-    _, name, img_size = entry.split("_")
-    row = variant_config(name, img_size=int(img_size))
-    differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
-    if "mlp_ratio" in differ:
-        differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
-    return differ
-
-
-def _in_timm(cait: CaiT) -> nn.Module:
-    network = twin(cait.config)
-    try:
-        network.load_state_dict(cait.state_dict())
-    except RuntimeError as error:
-        raise UserError(f"this network has other parts than timm's CaiT: {ANY}") from error
-    return network
-
-
-def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
+def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> nn.Module:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
     network = _in_timm(model) if isinstance(model, CaiT) else model
     if not type(network).__module__.startswith("timm."):
@@ -69,4 +40,27 @@ def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequenc
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
-TIMM = Format(_write_timm, "timm", 1e-5)
+def _in_timm(cait: CaiT) -> nn.Module:
+    """timm's CaiT with the same fields and weights. Its configuration names none of timm's weights."""
+    config = cait.config
+    smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
+    arguments = {entry: _arguments(entry, config) for entry in smallest_first}
+    entry = min(arguments, key=lambda name: len(arguments[name]))
+    overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
+    overlay.update(num_classes=config.num_classes, input_size=cait.input_shape)
+    network = timm.create_model(entry, pretrained_cfg_overlay=overlay, **arguments[entry])
+    try:
+        network.load_state_dict(cait.state_dict())
+    except RuntimeError as error:
+        raise UserError(f"this network has other parts than timm's CaiT: {ANY}") from error
+    return network
+
+
+def _arguments(entry: str, config: CaiTConfig) -> dict[str, Any]:
+    """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
+    _, name, img_size = entry.split("_")
+    row = variant_config(name, img_size=int(img_size))
+    differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
+    if "mlp_ratio" in differ:
+        differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
+    return differ

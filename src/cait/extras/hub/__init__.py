@@ -1,12 +1,10 @@
-"""Share a run: its model card, and the upload to the Hugging Face Hub."""
+"""Share a run on the Hugging Face Hub: its model card, and timm's files beside it."""
 
 from cait.plugins import Verb
 
 VERBS = {
     "card": Verb(
-        "cait.extras.hub.card:card", "write a run's model card, README.md for the Hugging Face Hub: cait card NAME"
-    ),
-    "push": Verb(
-        "cait.extras.hub.push:push", "put a run on the Hub for timm: cait push NAME OWNER/NAME [--dry-run] [--private]"
+        "cait.extras.hub.card:card",
+        "write a run's model card for the Hugging Face Hub: cait card NAME\n[OWNER/NAME], which adds timm's files",
     ),
 }

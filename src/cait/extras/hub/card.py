@@ -1,7 +1,10 @@
-"""`cait card`: write a model card from what a run has written, with its pictures."""
+"""`cait card`: write a model card from what a run has written, and timm's files beside it."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +20,8 @@ from cait.run.program import Program
 
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
-settings, the curves and how to use the model."""
+settings, the curves and how to use the model. With OWNER/NAME timm's files are written beside it; then
+`hf upload OWNER/NAME FOLDER` puts all on the Hub."""
 README, CURVES = "README.md", "curves.png"
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
 """Settings that are places on this machine."""
@@ -34,57 +38,61 @@ FIGURES = {
 
 
 def card(arguments: list[str], program: Program) -> None:
-    """Write the card of a run."""
+    """Write the card of a run, and for a model of the Hub timm's files beside it."""
     options = Options("card", WHAT)
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    add_content(options)
-    given = options.parse_args(arguments)
-    folder = named_run("card", given.run)
-    repo = f"OWNER/{folder.name}"
-    for path in write(folder, folder / "card", repo, given.ema, given.license, program):
-        print(os.path.relpath(path))
-
-
-def add_content(options: Options) -> None:
-    """The options that say what is in a card."""
+    options.add_argument("repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub")
     options.add_weights()
     named = "the Hub's identifier, as apache-2.0; default none is named"
     options.add_argument("--license", metavar="ID", help=named)
+    options.add_trust()
+    given = options.parse_args(arguments)
+    folder = named_run("card", given.run)
+    if given.repo and given.repo.count("/") != 1:
+        raise UserError(f"name the model as OWNER/NAME, not {given.repo}")
+    output = folder / "card"
+    _write(folder, output, given, program)
+    if given.repo:
+        _export(folder, output, given, program)
+    for path in sorted(output.iterdir()):
+        print(os.path.relpath(path))
+    if given.repo:
+        print(f"next: hf upload {given.repo} {os.path.relpath(output)}")
 
 
-def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str | None, program: Program) -> list[Path]:
-    """Write the card of a run, with its images, into the folder `output`.
+def _export(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
+    """Put timm's files of the run's best network into the folder `output`."""
+    export = plugins.merged("VERBS").get("export")
+    if export is None:
+        raise UserError("publishing needs timm's files, which no extra of this copy writes")
+    weights = {None: [], True: ["--ema"], False: ["--raw"]}[given.ema]
+    trust = ["--trust-config"] if given.trusted else []
+    with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
+        export.load()([str(folder), "--format=timm", f"--output={output}", *weights, *trust], program)
+
+
+def _write(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
+    """Write the card of a run, with its curves, into the folder `output`.
 
     Raises:
-        UserError: the run was not scored, or its scores are of another step or data set.
+        UserError: the run was not scored, its scores are of another step or data set, or it has logged nothing.
     """
-    from cait.extras import scores
+    from cait.extras import curves, plots, scores
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about = scores.read(folder, checkpoint, program.command("eval", folder))
-    if ema and "ema" not in about:
+    if given.ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    scored = about["raw" if ema is False or "ema" not in about else "ema"]
+    scored = about["raw" if given.ema is False or "ema" not in about else "ema"]
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
-    config, depends = saved.of_run(folder), state.get("depends_on", {})
-    output.mkdir(parents=True, exist_ok=True)
-    drawn = _draw(folder, output / CURVES)
-    card = text(repo, scored, about, config, depends, drawn, license, plugins.results(folder))
+    images = state.get("depends_on", {}).get("training pictures")
+    repo = given.repo or f"OWNER/{folder.name}"
+    card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))
+    drawn = curves.draw({folder.name: curves.read(folder)})
+    disk.remove(output)  # the weights there may be older
+    plots.write(drawn, output / CURVES)
     with disk.whole(output / README) as beside:
         beside.write_text(card, encoding="utf-8")
-    return [output / README, *[output / CURVES] * drawn]
-
-
-def _draw(folder: Path, path: Path) -> bool:
-    """Draw the curves for the card, if the run has any."""
-    from cait.extras import curves, plots
-
-    try:
-        plots.write(curves.draw({folder.name: curves.read(folder)}), path)
-    except UserError as error:
-        print(f"without curves: {error}")
-        return False
-    return True
 
 
 def text(
@@ -92,12 +100,11 @@ def text(
     scores: Mapping[str, Any],
     about: Mapping[str, Any],
     config: Mapping[str, Any],
-    depends: Mapping[str, Any],
-    curves: bool,
+    images: int | None,
     license: str | None,
     tables: Sequence[plugins.Results],
 ) -> str:
-    """The card by card.jinja: `about` is evaluation.json, `scores` its part, `depends` is in the data's state."""
+    """The card by card.jinja: `about` is evaluation.json, `scores` its part, `images` are those that trained."""
     import yaml
     from huggingface_hub import ModelCard
 
@@ -105,17 +112,15 @@ def text(
     from cait.extras.words import network_name
 
     variables: dict[str, Any] = {
-        **dict(repo=repo, scores=scores, about=about, curves=curves, tables=tables, cell=_cell, table=_table),
+        **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
         **dict(data=config["data"], model=config["model"], dataset=_data_name(config), version=cait.__version__),
         "network": network_name(about["model"], config["model"].get("fields")),
         "results": _results(scores),
         "weakest": weakest(scores["per_class"])[:WEAKEST],
-        "depends": depends,
         "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
     }
     template = str(Path(__file__).with_name("card.jinja"))
-    card = ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)
-    return f"{card}\n"
+    return f"{ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)}\n"
 
 
 def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], license: str | None) -> Any:
@@ -150,8 +155,11 @@ def _results(scores: Mapping[str, Any]) -> str:
     figures = {name: about for name, about in FIGURES.items() if name in scores}
     rows = []
     for title, found in sets.items():
-        known = ((found.get(name), form) for name, (_, form) in figures.items())
-        rows.append((title, f"{found['images']:,}", *("" if value is None else f.format(value) for value, f in known)))
+        row = [title, f"{found['images']:,}"]
+        for name, (_, form) in figures.items():
+            value = found.get(name)
+            row.append("" if value is None else form.format(value))
+        rows.append(row)
     return _table(("set", "images", *(title for title, _ in figures.values())), rows)
 
 

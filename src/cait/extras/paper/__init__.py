@@ -1,8 +1,6 @@
 """The paper's ten models and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
 
-from typing import Any
-
-from cait.plugins import Setting, Verb
+from cait.plugins import Verb
 from cait.run.program import Program
 
 VERBS = {
@@ -13,7 +11,6 @@ VERBS = {
         "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
     ),
 }
-SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
@@ -23,10 +20,3 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     from cait.extras.paper.rows import replace_row
 
     return replace_row(verb, arguments)
-
-
-def scorers(scoring: Any) -> Any:
-    """Show the accuracy that the paper and timm publish of a network that is scored."""
-    from cait.extras.paper.published import Published
-
-    return Published(scoring)

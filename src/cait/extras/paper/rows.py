@@ -43,8 +43,6 @@ class Row:
     """Train nothing; score the weights of `weights_of`."""
     top1: float | None = None
     """Published top-1 on ImageNet in per cent."""
-    timm: dict[str, float] = field(default_factory=dict)
-    """Top-1 that timm published for the release's weights: `acc1` on ImageNet, `real` and `v2`."""
     failed: bool = False
     """The published run broke down before its end."""
     parameters: float | None = None
@@ -76,12 +74,6 @@ class Row:
             *(f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()),
         ]
         return ", ".join(part for part in parts if part)
-
-    @property
-    def published(self) -> dict[str, dict[str, float]]:
-        """Top-1 in per cent by who published it, then by set: `acc1` is ImageNet's validation set."""
-        found = {"paper": {} if self.top1 is None else {"acc1": self.top1}, "timm": self.timm}
-        return {source: figures for source, figures in found.items() if figures}
 
     @property
     def command(self) -> str:
@@ -122,10 +114,9 @@ class Row:
         """The network that the row trains."""
         settings: Settings = {}
         for file in self.files:
-            settings |= _settings_of(file)
+            settings |= flatten(configurations.settings(file))
         settings |= self.settings
-        rate = settings["model.drop_path_rate"]
-        size = settings["data.img_size"]
+        size, rate = settings["data.img_size"], settings["model.drop_path_rate"]
         return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
 
 
@@ -157,24 +148,6 @@ def row_named(id: str, table: str | None = None) -> Row:
     return known[full]
 
 
-def released(name: str, img_size: int) -> Row | None:
-    """The row of the weights that timm publishes for a model at a resolution; None if there is none."""
-    scored = (row for row in rows().values() if row.timm and row.settings["model.name"] == name)
-    return next((row for row in scored if row.network().img_size == img_size), None)
-
-
-def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
-    """The row of a network that is scored, by its module's hyper-parameters and the settings of `cait eval`.
-
-    None if it is of none: a setting given beside --paper may have made it another network.
-    """
-    row = row_named(config.paper_row) if config.paper_row else None
-    if row is not None and row.is_of(hparams):
-        return row
-    weights_are_timms = config.model.pretrained and config.ckpt_path is None
-    return released(hparams["name"], hparams["img_size"]) if weights_are_timms else None
-
-
 def replace_row(verb: str, arguments: list[str]) -> list[str]:
     """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
 
@@ -189,7 +162,7 @@ def replace_row(verb: str, arguments: list[str]) -> list[str]:
         raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
     names = {argument.split("=")[0] for argument in others}
     run_name = [f"--run_name={row.run_dir.name}"] if verb == "fit" and "--run_name" not in names else []
-    return [*row.arguments(), f"--paper_row={row.id}", *run_name, *_weights(verb, row, names), *others]
+    return [*row.arguments(), *run_name, *_weights(verb, row, names), *others]
 
 
 def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
@@ -206,8 +179,3 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
     # A run of the row itself is read whole, because its moving average is scored too.
     found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
     return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
-
-
-@functools.cache
-def _settings_of(file: Path) -> Settings:
-    return flatten(configurations.settings(file))

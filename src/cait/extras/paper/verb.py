@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.table import Table
 
 from cait.cli.options import Options
 from cait.errors import UserError, table_console
 from cait.extras import curves
+from cait.extras.paper.rows import Row, rows, tables
 from cait.guards import configurations
 from cait.run.program import Program
-
-if TYPE_CHECKING:
-    from cait.extras.paper.rows import Row
 
 WHAT = "List the rows of the paper's tables: what differs, published and reproduced accuracy, and how to run one."
 
@@ -21,10 +19,6 @@ def show(arguments: list[str], program: Program) -> None:
     options = Options("paper", WHAT)
     options.add_argument("table", metavar="TABLE", nargs="?", help="default all")
     given = options.parse_args(arguments)
-    from rich.table import Table
-
-    from cait.extras.paper.rows import rows, tables
-
     if given.table and given.table not in tables():
         raise UserError(f"the paper has no table {given.table!r} here; choose one of {', '.join(tables())}")
     chosen = [row for row in rows().values() if given.table in (None, row.table)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
 
 from cait.cli.options import Options
 from cait.errors import table_console
+from cait.extras.paper.rows import Row, rows
+from cait.model.cait import CaiT
+from cait.model.config import CaiTConfig
 from cait.run.program import Program
-
-if TYPE_CHECKING:
-    from cait.extras.paper.rows import Row
-    from cait.model.config import CaiTConfig
 
 COLUMNS = ("model", "pixels", "parameters", "GMACs", "N+1 rule", "paper", "top-1", "distilled")
 
@@ -32,8 +34,6 @@ class Cost(NamedTuple):
 def show(arguments: list[str], program: Program) -> None:
     """Print every model at every resolution of the paper, in the order of its table."""
     Options("zoo", "List the paper's models with their size, cost and published accuracy.").parse_args(arguments)
-    from rich.table import Table
-
     table = Table(title="CaiT: GMACs counted here beside the paper's GFLOPs; top-1 on ImageNet from the paper")
     for title in COLUMNS:
         table.add_column(title, justify="left" if title == "model" else "right")
@@ -50,8 +50,6 @@ def show(arguments: list[str], program: Program) -> None:
 
 def models() -> dict[tuple[str, int], list[Row]]:
     """The rows of the table of models by model and resolution, without and with distillation."""
-    from cait.extras.paper.rows import rows
-
     found: dict[tuple[str, int], list[Row]] = {}
     for row in rows().values():
         if row.table == "models":
@@ -59,13 +57,8 @@ def models() -> dict[tuple[str, int], list[Row]]:
     return found
 
 
-@functools.cache
 def cost(config: CaiTConfig) -> Cost:
     """Count the parameters and multiply-adds of a network."""
-    import torch
-
-    from cait.model.cait import CaiT
-
     with torch.device("meta"):
         model = CaiT(config).eval().requires_grad_(False)
         gmacs = _gmacs(model, torch.empty(1, config.in_chans, config.img_size, config.img_size))
@@ -77,8 +70,6 @@ def cost(config: CaiTConfig) -> Cost:
 
 
 def _gmacs(module: Any, x: Any) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False) as counter:
         module(x)
     return counter.get_total_flops() / 2e9

@@ -150,7 +150,7 @@ ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
         ("path,label\n", "has no rows"),
         (f"path,label\n{ONE},\n", "line 2: no label"),
         (f"path,label,split\n{ONE},a,dev\n", "line 2: split is train, val or test, not 'dev'"),
-        ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png (line 2)"),
+        ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png"),
         (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (2 times)"),
         (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
         (f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n", "training images are left of the class b"),
