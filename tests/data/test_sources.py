@@ -1,4 +1,4 @@
-"""Where images come from besides class folders: torchvision's and Hugging Face's sets, and one's own."""
+"""Where images come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
 
 import math
 import sys
@@ -12,6 +12,8 @@ import pytest
 import torch
 from harness import REPO, checkpoint, rows
 from PIL import Image
+from torchvision import datasets
+from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli import main
 from cait.data import folder
@@ -25,13 +27,72 @@ def module(root: Path | str, **settings: object) -> ImageNetDataModule:
     return ImageNetDataModule(root=str(root), **(defaults | settings))
 
 
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# The archives of ImageNet
+
+
+@pytest.fixture
+def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]) -> Path:
+    formats.write_imagenet(tmp_path / "imagenet", monkeypatch, photographs)
+    return tmp_path / "imagenet"
+
+
+def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> None:
+    root = tmp_path / "imagenet"
+    val = formats.write_imagenet(root, monkeypatch, photographs)
+    data = module(root)
+    assert data.num_classes == 3  # before `setup`, because the model is built first
+    data.setup("fit")
+    assert data.class_names == list(formats.WNIDS)
+    assert len(data.train_images) == 18
+    assert tree(root / "val") == val
+    assert [label for _, label in data.val_images.samples] == [0, 0, 1, 1, 2, 2]
+    assert len(list(data.train_dataloader())) == 4
+    theirs = datasets.ImageNet(root, "val")
+    assert [(path, label) for path, label in theirs.samples] == list(data.val_images.samples)
+    assert theirs.classes == [(f"name {label}", "other name") for label in range(3)]
+
+    for archive in root.glob("ILSVRC2012_*"):
+        archive.unlink()
+    again = module(root)
+    again.setup("fit")
+    assert again.state_dict() == data.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("truncated", "cannot unpack .*ILSVRC2012_img_train.tar"),
+        ("no devkit", "cannot unpack .*The archive ILSVRC2012_devkit_t12.tar.gz is not present"),
+    ],
+)
+def test_archives_that_cannot_be_unpacked_are_told_in_one_line(archives: Path, kind: str, words: str) -> None:
+    train, devkit = (archives / ARCHIVE_META[part][0] for part in ("train", "devkit"))
+    if kind == "truncated":
+        train.write_bytes(train.read_bytes()[:-2000])
+    else:
+        devkit.unlink()
+    with pytest.raises(UserError, match=words) as caught:
+        module(archives).setup("fit")
+    assert "\n" not in str(caught.value)
+    assert not list(archives.glob(".unpacking"))
+    assert not (archives / "train").exists()
+
+
 # Data sets by name
 
 Write = Callable[[Path, pytest.MonkeyPatch, list[Image.Image]], object]
 SETS: dict[str, tuple[str, Write, str, str, int, int, int]] = {
     # configuration: name, files, splits, images to train and validate on, classes
     "cifar10": ("torch/cifar10", formats.write_cifar10, "train", "test", 40, 6, 10),
+    "cifar100": ("torch/cifar100", formats.write_cifar100, "train", "test", 8, 6, 100),
     "flowers": ("torch/flowers102", formats.write_flowers, "train+val", "test", 12, 6, 102),
+    "cars": ("torch/stanford_cars", formats.write_cars, "train", "test", 8, 8, 4),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
+from torchvision.datasets.imagenet import ARCHIVE_META
 
 Photographs = list[Image.Image]
 
@@ -34,24 +36,32 @@ def save(photographs: Photographs, path: Path, number: int) -> None:
     photographs[number % 2].crop((left, left % 200, left + 96, left % 200 + 80)).save(path, format="JPEG")
 
 
-def write_cifar10(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
+def write_cifar(folder: Path, patch: pytest.MonkeyPatch, kind: type[datasets.CIFAR10], names: list[str]) -> None:
     """Batches as Python 2 pickled them: rows of 3,072 bytes, all of red, then green, then blue."""
-    kind = datasets.CIFAR10
     base = folder / kind.base_folder
     base.mkdir(parents=True)
+    key = "labels" if kind is datasets.CIFAR10 else "fine_labels"
 
     def dump(file: str, content: dict) -> str:
         (base / file).write_bytes(pickle.dumps(content, protocol=2))
         return md5(base / file)
 
-    for part, count in (("train_list", 8), ("test_list", 6)):
+    for part in ("train_list", "test_list"):
         sums = []
         for number, (file, _) in enumerate(getattr(kind, part)):
-            batch = {"labels": [*range(count)], "data": pixels(count, number).reshape(count, -1)}
+            count = 8 if part == "train_list" else 6
+            batch = {key: [i % len(names) for i in range(count)], "data": pixels(count, number).reshape(count, -1)}
             sums.append([file, dump(file, batch)])
         patch.setattr(kind, part, sums)
-    names = {kind.meta["key"]: [f"class {i}" for i in range(10)]}
-    patch.setattr(kind, "meta", kind.meta | {"md5": dump(kind.meta["filename"], names)})
+    patch.setattr(kind, "meta", kind.meta | {"md5": dump(kind.meta["filename"], {kind.meta["key"]: names})})
+
+
+def write_cifar10(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
+    write_cifar(folder, patch, datasets.CIFAR10, [f"class {i}" for i in range(10)])
+
+
+def write_cifar100(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
+    write_cifar(folder, patch, datasets.CIFAR100, [f"class {i}" for i in range(100)])
 
 
 FLOWERS = (("trnid", 1), ("valid", 7), ("tstid", 13))
@@ -66,3 +76,58 @@ def write_flowers(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
     files = datasets.Flowers102._file_dict
     sums = {key: (name, md5(base / name)) for key, (name, _) in files.items() if key != "image"}
     patch.setattr(datasets.Flowers102, "_file_dict", files | sums)
+
+
+def write_cars(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
+    """Stanford's devkit: structs with a box, a class from 1 on and a file; torchvision checks no sums."""
+    base = folder / "stanford_cars"
+    kinds = [("bbox_x1", "O"), ("bbox_y1", "O"), ("bbox_x2", "O"), ("bbox_y2", "O"), ("class", "O"), ("fname", "O")]
+    for part, file in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", "cars_test_annos_withlabels.mat")):
+        rows = []
+        for number in range(1, 9):
+            save(photographs, base / part / f"{number:05d}.jpg", number)
+            rows.append((1, 1, 90, 70, number % 4 + 1, f"{number:05d}.jpg"))
+        (base / "devkit").mkdir(exist_ok=True)
+        savemat(base / file, {"annotations": np.array([rows], dtype=kinds)})
+    names = np.array([[f"Make Model {i} 2012" for i in range(4)]], dtype=object)
+    savemat(base / "devkit" / "cars_meta.mat", {"class_names": names})
+
+
+WNIDS = ("n01440764", "n01443537", "n02084071")
+
+
+def write_imagenet(root: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> dict[str, bytes]:
+    """The three archives of ILSVRC2012 for three classes; the bytes of each validation picture by `<wnid>/<file>`."""
+    work = root.parent / "work"
+    root.mkdir()
+    with tarfile.open(root / "ILSVRC2012_img_train.tar", "w") as outer:
+        for label, wnid in enumerate(WNIDS):
+            with tarfile.open(root.parent / f"{wnid}.tar", "w") as inner:
+                for number in range(6):
+                    save(photographs, work / f"{wnid}_{number}.JPEG", 6 * label + number)
+                    inner.add(work / f"{wnid}_{number}.JPEG", f"{wnid}_{number}.JPEG")
+            outer.add(root.parent / f"{wnid}.tar", f"{wnid}.tar")
+    places = [2, 0, 1, 1, 0, 2]  # the classes of the validation pictures, in their order
+    val = {}
+    with tarfile.open(root / "ILSVRC2012_img_val.tar", "w") as tar:
+        for number, label in enumerate(places):
+            path = work / f"ILSVRC2012_val_{number + 1:08d}.JPEG"
+            save(photographs, path, 30 + number)
+            tar.add(path, path.name)
+            val[f"{WNIDS[label]}/{path.name}"] = path.read_bytes()
+    names = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children", "wordnet_height")
+    synsets = [
+        (label + 1, wnid, f"name {label}, other name", "", 0, np.zeros(0), 0) for label, wnid in enumerate(WNIDS)
+    ]
+    synsets.append((4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1))  # not a leaf, so no class
+    devkit = work / "ILSVRC2012_devkit_t12"
+    (devkit / "data").mkdir(parents=True)
+    table = np.array(synsets, dtype=[(name, "O") for name in names])
+    savemat(devkit / "data" / "meta.mat", {"synsets": table.reshape(-1, 1)})
+    lines = "".join(f"{label + 1}\n" for label in places)
+    (devkit / "data" / "ILSVRC2012_validation_ground_truth.txt").write_text(lines)
+    with tarfile.open(root / "ILSVRC2012_devkit_t12.tar.gz", "w:gz") as tar:
+        tar.add(devkit, devkit.name)
+    for part, (name, _) in list(ARCHIVE_META.items()):
+        patch.setitem(ARCHIVE_META, part, (name, md5(root / name)))
+    return val

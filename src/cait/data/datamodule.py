@@ -185,7 +185,7 @@ class ImageNetDataModule(LightningDataModule):
     # Lightning's hooks
 
     def prepare_data(self) -> None:
-        """Write the embedded data set; any number of processes may call it."""
+        """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
         self.source.prepare()
 
     def setup(self, stage: str | None = None) -> None:

@@ -56,7 +56,7 @@ class FolderSource:
     """The images of class folders, as `cait.data.source.DataSource`.
 
     Args:
-        write: writes the folders in `prepare`; any number of processes may call it.
+        write: writes or unpacks the folders in `prepare`; any number of processes may call it.
     """
 
     def __init__(self, splits: Splits, write: Callable[[], None] | None = None) -> None:

@@ -42,7 +42,7 @@ class DataSource(Protocol):
     def val(self) -> Samples: ...
 
     def prepare(self) -> None:
-        """Write what is not there yet; any number of processes may call it."""
+        """Write or unpack what is not there yet; any number of processes may call it."""
 
 
 def open_source(root: str, /, **settings: Any) -> DataSource:

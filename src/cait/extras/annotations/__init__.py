@@ -70,8 +70,7 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     from cait.extras.annotations.source import AnnotatedSource
 
     ours = {"root", "val_list", *values(asked)}
-    others = {name: value for name, value in settings.items() if name not in ours}
-    images = source.open_source(root, **others)
+    images = source.open_source(root, **{name: value for name, value in settings.items() if name not in ours})
     if not isinstance(images, FolderSource):
         raise UserError(f"data.labels and data.folds are for folders of images, and {root} is none")
     return AnnotatedSource(images, settings.get("val_list"), asked)

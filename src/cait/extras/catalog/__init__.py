@@ -1,4 +1,4 @@
-"""Data sets by name, such as torch/cifar10 and hfds/uoft-cs/cifar10."""
+"""Data sets by name, such as torch/cifar10 and hfds/uoft-cs/cifar10, and ImageNet's archives as they are downloaded."""
 
 from __future__ import annotations
 
@@ -27,16 +27,23 @@ GROUPS = {"data": "cait.extras.catalog:Catalog"}
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
-    """The data set of that name; None for any other."""
-    if not root.startswith(("torch/", "hfds/")) or Path(root).is_dir():
+    """The data set of that name, or the folder that holds ImageNet's archives; None for any other.
+
+    Raises:
+        UserError: torchvision has no data set of that name.
+    """
+    named = root.startswith(("torch/", "hfds/")) and not Path(root).is_dir()
+    if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed
         return None
     from functools import partial
 
-    from cait.data.folder import Splits
+    from cait.data.folder import FolderSource, Splits
     from cait.data.source import SplitSource
-    from cait.extras.catalog import sets
+    from cait.extras.catalog import imagenet, sets
     from cait.settings import group
 
     splits: Splits = group(Splits, settings)
-    open_split = partial(sets.open_split, root, group(Catalog, settings))
-    return SplitSource(root, splits.train_split, splits.val_split, open_split)
+    if not named:
+        return FolderSource(splits, partial(imagenet.unpack, Path(root)))
+    catalog: Catalog = group(Catalog, settings)
+    return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, catalog))

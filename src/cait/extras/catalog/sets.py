@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +32,16 @@ TORCHVISION: dict[str, Any] = {
 TO_FETCH = "to fetch it add --data.download true"
 
 
-def open_split(root: str, catalog: Catalog, split: str) -> MapSamples:
-    """A split of the data set `root`, "torch/<set>" or "hfds/<owner>/<set>"; "train+val" joins two.
+def opener(root: str, catalog: Catalog) -> Callable[[str], MapSamples]:
+    """What opens a split of the data set `root`, "torch/<set>" or "hfds/<owner>/<set>"; "train+val" joins two.
 
-    Raises:
-        UserError: the set is missing, has no such split, or the package that reads it is not installed.
+    It raises UserError: the set is missing, has no such split, or the package that reads it is not installed.
     """
     if root.startswith("hfds/"):
-        return _open_huggingface(root, catalog, split)
-    if root in TORCHVISION:
-        return _open_torchvision(root, catalog, split)
-    raise UserError(f"there is no data set {root}, but {', '.join(TORCHVISION)}; a folder of that name is ./{root}")
+        return partial(_open_huggingface, root, catalog)
+    if root not in TORCHVISION:
+        raise UserError(f"there is no data set {root}, but {', '.join(TORCHVISION)}; a folder of that name is ./{root}")
+    return partial(_open_torchvision, root, catalog)
 
 
 def _open_torchvision(root: str, catalog: Catalog, split: str) -> MapSamples:

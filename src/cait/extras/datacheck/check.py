@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import filecmp
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cait import disk
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, abbreviate, not_listed
-from cait.data.listing import BESIDE, BROKEN, OTHER
+from cait.data.listing import BESIDE, BROKEN, OTHER, Files
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -34,6 +37,8 @@ def check(arguments: list[str], program: Program) -> None:
     root = given.root
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
+    if any(root.glob("ILSVRC2012_*.tar")) and not (root / "train").is_dir():
+        raise UserError(f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them")
     wrong = list(_faults(open_source(str(root)), given.images))
     for line in wrong:
         print(f"wrong: {line}")
@@ -58,9 +63,11 @@ def _faults(source: Any, images: int) -> Iterator[str]:
         yield from (f"{len(paths):,} {why}: {abbreviate(paths)}" for why, paths in faults.items())
         if others := {why: paths for why, paths in source.left_out.items() if why not in FAULTS}:
             tell(f"{source.root}{not_listed(others)}")
+        for line in _told(_copies(source.train, source.val), "the same bytes"):
+            tell(line)
     seen, unreadable = _decoded(train, val, images)
     yield from unreadable
-    for line in _copies(seen.values()):
+    for line in _told(_near_equal(seen), "near-equal"):
         tell(line)
 
 
@@ -70,19 +77,59 @@ class Seen(NamedTuple):
     name: str
     label: int
     is_held_out: bool
+    hash: str
+    """Its perceptual hash: images that look alike have the same."""
     thumbnail: np.ndarray
     """uint8 [THUMBNAIL, THUMBNAIL, 3]"""
 
 
-def _decoded(train: Any, val: Any, images: int) -> tuple[dict[str, list[Seen]], list[str]]:
-    """Decode so many images, evenly over both sets.
+Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
+"""Name, label and set of two images."""
 
-    Returns:
-        the images by their perceptual hash, which those that look alike share, and a line for each unreadable one.
-    """
+
+def _copies(train: Files, val: Files) -> Iterator[Alike]:
+    """Images of the same bytes."""
+    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
+    for samples in (train, val):
+        for path, label in samples:
+            with suppress(OSError, UserError), disk.open_file(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(size // 2)  # files that are not compressed often begin alike
+                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
+    for first, *others in alike.values():
+        yield from ((first, other) for other in others if filecmp.cmp(first[0], other[0], shallow=False))
+
+
+def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
+    """Images of the same hash whose thumbnails hardly differ, as after another compression or a change of size."""
+    alike: dict[str, list[Seen]] = {}
+    for image in seen:
+        alike.setdefault(image.hash, []).append(image)
+    for first, *others in alike.values():
+        for other in others:
+            if np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
+                yield first[:3], other[:3]
+
+
+def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
+    """A line about images that are there under two labels, and one about those in both sets."""
+    labels: list[str] = []
+    sets: list[str] = []
+    for (first, label, is_held_out), (other, other_label, other_is_held_out) in pairs:
+        if label != other_label:
+            labels.append(f"{first} = {other}")
+        elif is_held_out != other_is_held_out:
+            sets.append(f"{first} = {other}")
+    for kind, found in (("under two labels", labels), ("to train on and to validate on", sets)):
+        if found:
+            yield f"{len(found):,} images are there twice ({how}), {kind}: {abbreviate(found)}"
+
+
+def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
+    """Decode so many images, evenly over both sets. Returns them, and a line for each that cannot be read."""
     import imagehash
 
-    seen = defaultdict[str, list[Seen]](list)
+    seen: list[Seen] = []
     unreadable: list[str] = []
     total = len(train) + len(val)
     count = min(images, total)
@@ -95,28 +142,8 @@ def _decoded(train: Any, val: Any, images: int) -> tuple[dict[str, list[Seen]], 
             unreadable.append(str(error))
             continue
         thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)))
-        seen[str(imagehash.phash(image))].append(Seen(samples.name(index), label, samples is val, thumbnail))
+        seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
     spread = "" if count == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
-    print(f"decoded {count - len(unreadable):,} images{spread}{failed}")
+    print(f"decoded {len(seen):,} images{spread}{failed}")
     return seen, unreadable
-
-
-def _copies(alike: Iterable[list[Seen]]) -> Iterator[str]:
-    """A line about images that are there under two labels, and one about those in both sets.
-
-    They have the same hash, and their thumbnails hardly differ, as after another compression or a change of size.
-    """
-    labels: list[str] = []
-    sets: list[str] = []
-    for first, *others in alike:
-        for other in others:
-            if np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() >= SAME:
-                continue
-            if first.label != other.label:
-                labels.append(f"{first.name} = {other.name}")
-            elif first.is_held_out != other.is_held_out:
-                sets.append(f"{first.name} = {other.name}")
-    for kind, found in (("under two labels", labels), ("to train on and to validate on", sets)):
-        if found:
-            yield f"{len(found):,} images are there twice, {kind}: {abbreviate(found)}"

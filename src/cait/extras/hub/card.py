@@ -155,11 +155,8 @@ def _results(scores: Mapping[str, Any]) -> str:
     figures = {name: about for name, about in FIGURES.items() if name in scores}
     rows = []
     for title, found in sets.items():
-        row = [title, f"{found['images']:,}"]
-        for name, (_, form) in figures.items():
-            value = found.get(name)
-            row.append("" if value is None else form.format(value))
-        rows.append(row)
+        known = ((found.get(name), form) for name, (_, form) in figures.items())
+        rows.append((title, f"{found['images']:,}", *("" if value is None else f.format(value) for value, f in known)))
     return _table(("set", "images", *(title for title, _ in figures.values())), rows)
 
 

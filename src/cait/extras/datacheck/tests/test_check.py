@@ -1,7 +1,7 @@
 """`cait check`: what it counts, and the mistakes that it is for."""
 
+import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,20 @@ def test_a_folder_without_fault(mixed_root: Path, capsys: pytest.CaptureFixture[
     assert "decoded 7 images" in capsys.readouterr().out
 
 
-def test_copies_of_an_image_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also in another size and compression; a mirrored photograph is another, and so are two digits."""
+def test_copies_of_an_image_are_named(mixed_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(mixed_root / "train/cat/0.jpg", mixed_root / "train/dog/copy.jpg")
+    shutil.copy(mixed_root / "train/cat/1.jpeg", mixed_root / "val/cat/copy.jpeg")
+    assert run(mixed_root) == 0
+    told = capsys.readouterr().err
+    assert f"1 images are there twice (the same bytes), under two labels: {mixed_root}/train/cat/0.jpg = " in told
+    assert (
+        f"1 images are there twice (the same bytes), to train on and to validate on: {mixed_root}/train/cat/1.jpeg = "
+        in told
+    )
+
+
+def test_near_equal_images_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real photograph in another size and compression; a mirrored one is another, and so are two digits."""
     for place, image in (("train/cat", 0), ("train/dog", 1), ("val/cat", 2), ("val/dog", 3)):
         (tmp_path / place).mkdir(parents=True)
         Image.fromarray(load_digits().images[image].astype("uint8") * 15).save(tmp_path / place / "digit.png")
@@ -40,51 +52,62 @@ def test_copies_of_an_image_are_named(tmp_path: Path, capsys: pytest.CaptureFixt
     photograph.save(tmp_path / "train/cat/flower.jpg")
     photograph.resize((320, 213)).save(tmp_path / "val/dog/small.jpg", quality=60)
     photograph.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "val/cat/mirrored.jpg")
-    shutil.copy(tmp_path / "train/cat/flower.jpg", tmp_path / "val/cat/same.jpg")
     assert run(tmp_path) == 0
-    labels, sets = capsys.readouterr().err.splitlines()
-    flower = tmp_path / "train/cat/flower.jpg"
-    assert labels == f"1 images are there twice, under two labels: {flower} = {tmp_path}/val/dog/small.jpg"
-    assert sets == f"1 images are there twice, to train on and to validate on: {flower} = {tmp_path}/val/cat/same.jpg"
-
-
-def flatten(val: Path) -> None:
-    for number, path in enumerate(sorted(val.rglob("*.*"))):
-        path.rename(val / f"{number}{path.suffix}")
-    for folder in [*val.glob("*/")]:
-        folder.rmdir()
-
-
-def empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:1500])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("1 images are there twice (near-equal), under two labels: ")
+    assert "train/cat/flower.jpg = " in line
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("kind", "words"),
     [
-        (lambda root: shutil.rmtree(root / "val"), "/val does not exist"),
-        (lambda root: flatten(root / "val"), "do not hold the same class folders: cat, dog, owl"),
-        (lambda root: (root / "val/cat/0.jpg").rename(root / "val/0.jpg"), "1 images beside the class folders: val/0"),
-        (lambda root: empty(root / "train/cat"), "no images in the class folder {root}/train/cat"),
-        (lambda root: shutil.rmtree(root / "val/owl"), "do not hold the same class folders: owl"),
-        (lambda root: (root / "train/cat/a.part").touch(), "1 other files: train/cat/a.part"),
-        (lambda root: (root / "train/cat/gone").symlink_to("nowhere"), "1 broken links: train/cat/gone"),
-        (lambda root: truncate(root / "train/dog/5.JPEG"), "cannot read the image {root}/train/dog/5.JPEG: "),
-        (lambda root: empty(root / "train"), "/train holds 0 class folder(s)"),
+        ("no val", "/val does not exist"),
+        ("flat val", "do not hold the same class folders: cat, dog, owl"),
+        ("some flat", "1 images beside the class folders: val/0.jpg"),
+        ("empty class", "no images in the class folder {root}/train/cat"),
+        ("class only in train", "do not hold the same class folders: owl"),
+        ("text", "1 other files: train/cat/0.jpg.part"),
+        ("broken link", "1 broken links: train/cat/gone"),
+        ("truncated", "cannot read the image {root}/val/dog/5.JPEG: "),
+        ("nothing", "/train holds 0 class folder(s)"),
     ],
 )
 def test_every_mistake_is_named_in_a_line(
-    mixed_root: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object], words: str
+    mixed_root: Path, capsys: pytest.CaptureFixture[str], kind: str, words: str
 ) -> None:
-    spoil(mixed_root)
+    train, val = mixed_root / "train", mixed_root / "val"
+    if kind == "no val":
+        shutil.rmtree(val)
+    elif kind == "flat val":
+        for number, path in enumerate(sorted(val.rglob("*.*"))):
+            path.rename(val / f"{number}{path.suffix}")
+        for name in ("cat", "dog", "owl"):
+            (val / name).rmdir()
+    elif kind == "some flat":
+        (val / "cat" / "0.jpg").rename(val / "0.jpg")
+    elif kind == "empty class":
+        shutil.rmtree(train / "cat")
+        (train / "cat").mkdir()
+    elif kind == "class only in train":
+        shutil.rmtree(val / "owl")
+    elif kind == "text":
+        (train / "cat" / "0.jpg").rename(train / "cat" / "0.jpg.part")
+    elif kind == "broken link":
+        os.symlink("nowhere", train / "cat" / "gone")
+    elif kind == "truncated":
+        (val / "dog" / "5.JPEG").write_bytes((train / "dog" / "5.JPEG").read_bytes()[:1500])
+    else:
+        shutil.rmtree(train)
+        train.mkdir()
     assert run(mixed_root) == 2
     said = capsys.readouterr()
     wrong = [line for line in said.out.splitlines() if line.startswith("wrong: ")]
     assert len(wrong) == 1
     assert words.format(root=mixed_root) in wrong[0]
     assert said.err.splitlines()[-1] == f"cait: error: 1 thing(s) wrong with {mixed_root}"
+
+
+def test_archives_instead_of_folders_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ILSVRC2012_img_train.tar").touch()
+    assert run(tmp_path) == 2
+    assert "still packed: a run with this --data.root unpacks them" in capsys.readouterr().err
