@@ -132,7 +132,7 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
     [
         (("xxs25", 32, 7), {}, "unknown model 'xxs25'; did you mean xxs24"),
         (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
-        (("timm/test_vit", 32, 7), dict(dept=3), "timm/test_vit: .*dept.*; --model.fields null gives it none"),
+        (("timm/test_vit", 32, 7), dict(dept=3), "cannot make timm:create_model: .*dept.*; --model.fields null"),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
         (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),  # code
         ((HERE, 32, 7), dict(size=3), f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields"),
@@ -160,22 +160,18 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         assert module(name=name, img_size=32, fields=fields, grad_checkpointing=True).model.grad_checkpointing is True
 
 
-def test_maps_are_shown_by_those_that_have_them() -> None:
+def test_maps_are_the_weights_of_the_values_block_by_block() -> None:
     own = cait.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
-    network.require(own, "xxs24", "maps", "its picture")
     maps = own.maps(IMAGES)
     assert [len(kind) for kind in maps] == [2, 2]
     assert own.training
     for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
         assert all(map_.shape == shape for map_ in kind)
-    # They are the weights of the values in the network itself, block by block.
     own.eval()
     with torch.no_grad():
         x = own.patch_embed(IMAGES) + own.pos_embed
         torch.testing.assert_close(maps.self_attention[0], own.blocks[0].attn.maps(own.blocks[0].norm1(x)))
         assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
-    with pytest.raises(UserError, match=r"has no maps\(\), which .* needs"):
-        network.require(Plain(32, 7), HERE, "maps", "a picture of attention")
 
 
 def test_weights_are_fitted_by_timm(tmp_path: Path) -> None:

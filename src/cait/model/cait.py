@@ -261,7 +261,3 @@ class CaiT(nn.Module):
     def get_classifier(self) -> nn.Linear:
         """The layer whose rows are the classes."""
         return self.head
-
-    def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
-        """Fit weights to this network, in place; see `cait.model.initialization.fit`. A line for each change."""
-        return initialization.fit(state, self)

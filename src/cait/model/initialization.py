@@ -1,4 +1,4 @@
-"""The weights that a CaiT starts from: drawn at random, or those of another resolution made to fit."""
+"""The weights that a CaiT starts from, and how two networks' weights differ."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from cait.errors import UserError
 
 
 def draw(network: Any) -> None:
@@ -64,25 +62,6 @@ def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:
     return [pair for block in blocks for pair in block.named_modules() if isinstance(pair[1], nn.Linear)]
 
 
-def fit(state: dict[str, Tensor], network: Any) -> list[str]:
-    """Resize the positions among the weights of a CaiT to another network's, in place; a line if that changes them.
-
-    Raises:
-        UserError: the stem is another, or the positions form no square grid.
-    """
-    theirs, ours = ({key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict()))
-    if theirs and theirs != ours:
-        raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
-    before, after = state.get("pos_embed"), network.pos_embed
-    if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
-        return []  # of another width it is another network, which the caller finds out
-    if network.config.class_token_at == 0:
-        return []  # the class token's position is no part of a grid
-    patches = network.config.num_patches
-    state["pos_embed"] = resize_positions(before, patches)
-    return [f"positions resized from {before.shape[1]} to {patches} patches"]
-
-
 def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
     """The first name or shape in which `state` is not that of the model, in words."""
     for key in [*weights, *state]:
@@ -90,16 +69,3 @@ def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | No
         if wanted != found:
             return f"{key} is {found} in it, {wanted} in the model"
     return None
-
-
-def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
-    """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
-
-    Bicubic without antialiasing, as the released code did.
-    """
-    from timm.layers import resample_abs_pos_embed  # here, because the network needs torch alone
-
-    before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
-    if before**2 != pos_embed.shape[1] or after**2 != num_patches:
-        raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
-    return resample_abs_pos_embed(pos_embed, [after, after], num_prefix_tokens=0, antialias=False)

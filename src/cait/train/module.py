@@ -156,6 +156,8 @@ class CaiTModule(LightningModule):
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)
         if self.distillation.is_on:
+            if self.task.several:
+                raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
             teacher = load_teacher(self.distillation, self.architecture, (self.hparams["mean"], self.hparams["std"]))
@@ -205,7 +207,7 @@ class CaiTModule(LightningModule):
         logits = precise(self(images))
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
-            loss = self.distillation.loss(loss, logits, self.teacher(images), self.task.distillation_loss)
+            loss = self.distillation.loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
