@@ -46,7 +46,7 @@ from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.losses import Distillation, distillation_loss
 from cait.train.module import CaiTModule
-from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
+from cait.train.optim import Length, ScheduleSettings, WarmupSchedule
 from cait.train.step_seed import StepSeed
 
 BATCH, CLASSES, SIZE, SEED = 64, 10, 16, 0

@@ -11,8 +11,7 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import OptimizerSettings, param_groups
-from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
+from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule, param_groups
 
 
 def test_groups_are_timms() -> None:

@@ -26,8 +26,7 @@ from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
-from cait.train.optim import OptimizerSettings
-from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
+from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
 
