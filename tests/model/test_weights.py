@@ -290,9 +290,6 @@ def test_a_run_starts_from_another_runs_raw_or_averaged_weights(here: Path) -> N
     raw, ema = (read_weights(source, ema=ema)[0] for ema in (False, True))
     assert raw.keys() == ema.keys()
     assert not torch.equal(raw["head.weight"], ema["head.weight"])
-    content = torch.load(source, weights_only=True)
-    assert all(torch.equal(content["state_dict"][f"model.{key}"], value) for key, value in raw.items())
-    assert all(torch.equal(content["callbacks"]["EMA"][key], value) for key, value in ema.items())
     frozen = ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--trainer.max_steps=1"]
     main(["fit", *cpu, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b"])
     got = read_weights("logs/b/checkpoints/last.ckpt")[0]

@@ -45,19 +45,6 @@ def test_the_moving_average_is_timms(network: dict) -> None:
             assert not torch.equal(average[name], raw[name]), name
 
 
-def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
-    ours = EMA(decay=0.9999)
-    net = module().to(torch.bfloat16)
-    torch.nn.init.zeros_(net.model.head.weight)
-    ours._start(net)
-    torch.nn.init.constant_(net.model.head.weight, 0.5)
-    assert ours.average is not None
-    for _ in range(5_000):
-        ours._averaging.update(net.model)
-    expected = 0.5 * (1 - 0.9999**5_000)
-    assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
-
-
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
     data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
