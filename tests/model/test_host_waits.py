@@ -16,8 +16,7 @@ from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.loggers import run_loggers
-from cait.train.ema import EMA
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import EMA, StepSeed
 
 LOG_EVERY, STEPS = 2, 8
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr

@@ -17,8 +17,7 @@ import cait
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
-from cait.train.ema import EMA
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import EMA, StepSeed
 
 IMAGES = torch.randn(3, 3, 32, 32)
 

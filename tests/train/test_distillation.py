@@ -13,7 +13,7 @@ from timm.loss import SoftTargetCrossEntropy
 from timm.task import DistillationTeacher, TokenDistillationTask
 
 from cait.errors import UserError
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 from cait.train.teacher import Teacher
 
 TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own

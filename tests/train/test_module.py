@@ -20,7 +20,7 @@ from torture import same
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 from cait.train.module import CaiTModule
 
 
