@@ -93,11 +93,9 @@ class EvalMetrics(nn.Module):
         return dict(zip(self._names, self._own, strict=True))
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
-        counted = labels >= 0
-        self._update(logits[counted].float(), labels[counted])
-
-    def _update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B] or [B, num_classes]; those below 0 are not counted."""
+        counted = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
+        logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
         for name, metric in self.own.items():
             with _named_in_errors(name):

@@ -164,7 +164,10 @@ class CaiTModule(LightningModule):
             self.__dict__["teacher"] = teacher
 
     def _load_initial_weights(self) -> None:
-        own_classes = self._class_names() if self.initial_weights.weights is not None else None
+        own_classes = None
+        if self.initial_weights.weights is not None:
+            with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
+                own_classes = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
             rank_zero_info("weights from " + "; ".join(notes))
 
@@ -189,12 +192,6 @@ class CaiTModule(LightningModule):
         strategy: Any = self._trainer.strategy if self._trainer is not None else None
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
-
-    def _class_names(self) -> list[str] | None:
-        """The data's classes; None from bare loaders, and in prediction without the training folder."""
-        with suppress(AttributeError, UserError):
-            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
-        return None
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, img_size, img_size] to logits [B, num_classes]."""

@@ -98,11 +98,6 @@ class MultiLabelMetrics(EvalMetrics):
     def _make(self, num_classes: int) -> Metric:
         return Answers()
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""
-        counted = labels[:, 0] >= 0
-        self._update(logits[counted].float(), labels[counted].long())
-
     def _standard(self) -> dict[str, Tensor]:
         logits, targets = self.counter.compute()
         probabilities, self._images = logits.sigmoid(), len(logits)
