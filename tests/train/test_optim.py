@@ -137,17 +137,6 @@ def test_without_warmup_it_is_torchs_cosine() -> None:
     assert rates(0, 60)[0] == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
-    _, _, schedule = rates(5, 20)
-    optimizer, longer = scheduled(5, 80, peak=2e-3)
-    optimizer.param_groups[0].update(lr=123.0, initial_lr=456.0)  # as a checkpoint's state would
-    longer.load_state_dict(schedule.state_dict())
-    for step in range(20, 80):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(closed_form(step, 5, 80, 2e-3, 1e-6, 1e-5), rel=1e-12)
-        optimizer.step()
-        longer.step()
-
-
 @pytest.mark.parametrize(("warmup", "total"), [(0, 40), (1, 40), (5, 40), (0, 1)])
 def test_after_the_warmup_the_rate_is_constant_to_the_bit(warmup: int, total: int) -> None:
     taken, optimizer, _ = rates(warmup, total, schedule="constant")
