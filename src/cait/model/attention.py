@@ -215,7 +215,7 @@ class TalkingHeads(torch.autograd.Function):
             dV = _mix(mix_w, P).transpose(1, 2) @ dO
             dA = dO @ v.transpose(1, 2)
             dO_sum = _token_sum(dO, B)
-            d_bias_w = _precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
+            d_bias_w = precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
             d_weight_w = _outer(dA, P, h)
             dP = _mix(mix_w.transpose(1, 2), dA)
             del dA
@@ -238,8 +238,8 @@ def no_autocast(x: Tensor) -> Any:
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
-def _precise(x: Tensor) -> Tensor:
-    """x in float32 at least."""
+def precise(x: Tensor) -> Tensor:
+    """In float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -261,7 +261,7 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 def _outer(a: Tensor, b: Tensor, heads: int) -> Tensor:
     """Sum a[g] b[h] over images and places of maps [B·h, N, N]: [h, h] in float32 or more."""
     products = a.view(-1, heads, a[0].numel()) @ b.view(-1, heads, b[0].numel()).transpose(1, 2)
-    return _precise(products).sum(dim=0)
+    return precise(products).sum(dim=0)
 
 
 def _per_channel(bias_h: Tensor, heads: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from cait import ckpt, progress
 from cait.errors import UserError
 from cait.model import network
+from cait.model.attention import precise
 from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
@@ -29,11 +30,6 @@ from cait.train.metrics import task_named
 from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
-
-
-def precise(tensor: Tensor) -> Tensor:
-    """In float32 at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
-from cait.errors import UserError, did_you_mean, one_line
+from cait.errors import UserError, one_line
 from cait.settings import check_at_least, check_choice
 
 Shape = Literal["cosine", "constant"]
@@ -55,7 +55,7 @@ class OptimizerSettings:
             elif references.is_path(name):
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
-                optimizer = _timms(network, name, given | dict(lr=lr) | decay)
+                optimizer = timm.optim.create_optimizer_v2(network, opt=name, **given | dict(lr=lr) | decay)
         except UserError:
             raise
         except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
@@ -100,14 +100,6 @@ def _laid_out_as(parameter: Tensor, value: Any) -> Any:
     if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
-    known = timm.optim.list_optimizers()
-    if name.rpartition("_")[2] not in known:  # "lookahead_lion" is lion
-        otherwise = "; `timm.optim.list_optimizers()` lists them"
-        raise UserError(f"unknown optimizer {name!r}{did_you_mean(name, known, otherwise)}")
-    return timm.optim.create_optimizer_v2(network, opt=name, **given)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
