@@ -15,7 +15,6 @@ from cait import ckpt, disk
 from cait.errors import UserError, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS
-from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
@@ -158,6 +157,15 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
         raise UserError(f"{source} is of another network: {error}") from error
     model.load_state_dict(state)
     return notes
+
+
+def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
+    """The first name or shape in which `state` is not that of the model, in words."""
+    for key in [*weights, *state]:
+        wanted, found = (tuple(side[key].shape) if key in side else "missing" for side in (weights, state))
+        if wanted != found:
+            return f"{key} is {found} in it, {wanted} in the model"
+    return None
 
 
 def classifiers(network: Any) -> list[Any]:

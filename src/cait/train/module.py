@@ -22,7 +22,6 @@ from cait.errors import UserError
 from cait.model import network
 from cait.model.attention import precise
 from cait.model.config import VARIANTS
-from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
@@ -324,6 +323,8 @@ class CaiTModule(LightningModule):
         if known is not None and len(known) != self.num_classes:
             counts = f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}"
             raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
+        from cait.model.weights import difference
+
         if differs := difference(self.state_dict(), checkpoint["state_dict"]):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":
