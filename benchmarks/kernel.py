@@ -24,9 +24,7 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cait.model import talking_heads
-from cait.model.attention import merge_heads
-from cait.model.talking_heads import scaled_product
+from cait.model.attention import backend_named, merge_heads, scaled_product
 from contrib.fused import attention, kernels
 from contrib.fused.attention import heads_first, padded
 
@@ -103,7 +101,7 @@ class Layer:
             if backend.startswith("timm"):
                 return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
             mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
-            return talking_heads.backend_named(backend)(self.qkv, *mixers, K**-0.5)
+            return backend_named(backend)(self.qkv, *mixers, K**-0.5)
 
     def times(self, backend: str, rounds: int) -> dict[str, float]:
         """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""

@@ -43,11 +43,10 @@ from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import write_digits
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.losses import Distillation, distillation_loss
 from cait.train.module import CaiTModule
-from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
-from cait.train.step_seed import StepSeed
+from cait.train.optim import Length, ScheduleSettings, WarmupSchedule
 
 BATCH, CLASSES, SIZE, SEED = 64, 10, 16, 0
 EPOCHS = 10

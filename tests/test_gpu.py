@@ -13,9 +13,8 @@ from PIL import Image
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
-from cait.train.step_seed import StepSeed
 
 
 class Flat(CaiTModule):

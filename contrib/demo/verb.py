@@ -88,7 +88,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     from contrib.demo.saliency import WithSaliency
 
     shape, path = input_shape(loaded.module.hparams), folder / MODEL
-    settings = values(loaded.data.preprocessing) | loaded.task.metadata()
+    settings = values(loaded.data.preprocessing) | loaded.task.metadata
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
@@ -237,7 +237,7 @@ def _write_page(
     about = {
         "title": title,
         "class_names": loaded.class_names,
-        **loaded.task.metadata(),
+        **loaded.task.metadata,
         "preprocessing": settings,
         "samples": samples,
         "bytes": (folder / MODEL).stat().st_size,

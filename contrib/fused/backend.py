@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cait.errors import UserError
-from cait.model.talking_heads import reference
+from cait.model.attention import reference
 
 
 def fused(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:

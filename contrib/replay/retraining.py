@@ -21,7 +21,7 @@ from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import StepSeed
 from contrib.replay import contact_sheet
 from contrib.replay.step_record import KeptRows, StepRecord
 from contrib.replay.training_batches import TrainingBatches

@@ -13,8 +13,9 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from cait.errors import UserError
+from cait.model.attention import precise
 from cait.train.losses import BinaryCrossEntropy
-from cait.train.module import CaiTModule, precise, whole_tensor
+from cait.train.module import CaiTModule, whole_tensor
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
 """The part of a parameter's name that says its layer."""

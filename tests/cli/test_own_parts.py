@@ -20,7 +20,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards import trainer_checks
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 
 MY_TRAIN = """
 import torch

@@ -17,9 +17,8 @@ from torture import same
 from cait.model.cait import CaiT
 from cait.model.network import create_model
 from cait.model.residual import draw_samples
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import EvalMetrics
-from cait.train.step_seed import StepSeed
 
 SMALLEST: dict = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip")
 

@@ -16,8 +16,7 @@ from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.loggers import run_loggers
-from cait.train.ema import EMA
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import EMA, StepSeed
 
 LOG_EVERY, STEPS = 2, 8
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr
@@ -31,7 +30,6 @@ def digits(digits_root: Path) -> ImageNetDataModule:
 
 def run(spy: Spy, net: Any, data: ImageNetDataModule, folder: Path, **settings: Any) -> list[list[str]]:
     """Train STEPS steps under all callbacks of a run that a step passes; where the host waited, step by step."""
-    folder.mkdir(parents=True, exist_ok=True)
     steps: list[list[str]] = []
 
     class Mark(Callback):
@@ -62,16 +60,13 @@ def run(spy: Spy, net: Any, data: ImageNetDataModule, folder: Path, **settings: 
     return steps
 
 
-def check(steps: list[list[str]]) -> None:
-    # The first step, and the first that is logged, make what the others use again.
-    for number, waits in enumerate(steps[LOG_EVERY:], start=LOG_EVERY + 1):
-        guard_and_loggers = (1 + FIGURES) * (number % LOG_EVERY == 0)
-        assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS), f"step {number}: {waits}"
-
-
 @pytest.mark.parametrize("mode", ["skip", *slow("mask")])
 def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits: ImageNetDataModule) -> None:
     with fake_cuda() as spy:
         net = module(num_classes=10, drop_path_rate=0.3, fields=FIELDS | {"drop_path_mode": mode})
-        check(run(spy, net, digits, tmp_path, precision="bf16-mixed", gradient_clip_val=1.0))
+        steps = run(spy, net, digits, tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
+    # The first step, and the first that is logged, make what the others use again.
+    for number, waits in enumerate(steps[LOG_EVERY:], start=LOG_EVERY + 1):
+        guard_and_loggers = (1 + FIGURES) * (number % LOG_EVERY == 0)
+        assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS), f"step {number}: {waits}"
     assert {"convolution_backward", "_foreach_lerp_", "_fused_adamw_"} <= spy.operations

@@ -7,7 +7,7 @@ import torch
 from attention_cases import DEVICE, attention_case, attention_results
 from torch import Tensor
 
-from cait.model.talking_heads import TalkingHeads, backend_named
+from cait.model.attention import TalkingHeads, backend_named
 
 
 def errors(case: list[Tensor], backend: str) -> list[float]:

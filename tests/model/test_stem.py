@@ -12,7 +12,6 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.extras.formats.exporting import export
 from cait.model.cait import CaiT
 from cait.model.weights import load_weights
 
@@ -80,7 +79,3 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
     for other, stem in ((with_stem(stem="patch"), "patch"), (with_stem(patch_size=4), "conv")):
         with pytest.raises(UserError, match=f"its stem or patch_size is another; this one's stem is {stem}"):
             load_weights(other, path)
-
-
-def test_it_is_exported(tmp_path: Path) -> None:
-    assert export(with_stem(stem="pooled"), tmp_path / "out.pt2", "torch_export")[0]

@@ -116,18 +116,6 @@ def test_every_form_of_file_holds_the_same_weights(theirs, files) -> None:
     assert read_weights(files["timm.pth.tar"], ema=True)[0].keys() == theirs.keys()
 
 
-def test_another_resolution_and_other_classes(theirs, files) -> None:
-    path = files["release.pth"]
-    model = cait.create_model("xxs24", img_size=384, num_classes=7)
-    head = model.head.weight.clone()
-    notes = load_weights(model, path)
-    assert len(notes) == 2
-    assert torch.equal(model.head.weight, head)
-    assert torch.equal(model.blocks[3].attn.qkv.weight, theirs["blocks.3.attn.qkv.weight"])
-    expected = resample_abs_pos_embed(theirs["pos_embed"], [24, 24], num_prefix_tokens=0, antialias=False)
-    assert torch.equal(model.pos_embed, expected)
-
-
 class Bomb:
     """Unpickled without care, it writes a file."""
 
@@ -290,9 +278,6 @@ def test_a_run_starts_from_another_runs_raw_or_averaged_weights(here: Path) -> N
     raw, ema = (read_weights(source, ema=ema)[0] for ema in (False, True))
     assert raw.keys() == ema.keys()
     assert not torch.equal(raw["head.weight"], ema["head.weight"])
-    content = torch.load(source, weights_only=True)
-    assert all(torch.equal(content["state_dict"][f"model.{key}"], value) for key, value in raw.items())
-    assert all(torch.equal(content["callbacks"]["EMA"][key], value) for key, value in ema.items())
     frozen = ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--trainer.max_steps=1"]
     main(["fit", *cpu, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b"])
     got = read_weights("logs/b/checkpoints/last.ckpt")[0]

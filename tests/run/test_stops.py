@@ -21,9 +21,8 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.progress import Position
 from cait.run import signals
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
-from cait.train.step_seed import StepSeed
 
 BATCHES = 8
 """Of an epoch. Three batches a step leave two for its last step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cait.model.talking_heads import backend_named
+from cait.model.attention import backend_named
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -19,9 +19,10 @@ def module(**settings: object) -> CaiTModule:
     return CaiTModule(**(defaults | settings))
 
 
-def loader(count: int = 24, batch: int = 4) -> DataLoader:
+def loader(count: int = 24, batch: int = 4, img_size: int = 8) -> DataLoader:
     torch.manual_seed(0)
-    return DataLoader(TensorDataset(torch.randn(count, 3, 8, 8), torch.randint(0, 7, (count,))), batch_size=batch)
+    images = torch.randn(count, 3, img_size, img_size)
+    return DataLoader(TensorDataset(images, torch.randint(0, 7, (count,))), batch_size=batch)
 
 
 def trainer(**settings: object) -> Trainer:

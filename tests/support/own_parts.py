@@ -6,7 +6,7 @@ from PIL import Image
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 
 
 class Net(nn.Module):

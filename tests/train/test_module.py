@@ -1,5 +1,6 @@
 """Metrics, the moving average and the module's settings, against torch's and timm's own."""
 
+import csv
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from harness import slow
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, LearningRateFinder
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3
@@ -20,7 +22,7 @@ from torture import same
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 from cait.train.module import CaiTModule
 
 
@@ -43,19 +45,6 @@ def test_the_moving_average_is_timms(network: dict) -> None:
         if raw[name].is_floating_point() and not torch.allclose(raw[name], before[name]):
             assert not torch.equal(average[name], before[name]), name
             assert not torch.equal(average[name], raw[name]), name
-
-
-def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
-    ours = EMA(decay=0.9999)
-    net = module().to(torch.bfloat16)
-    torch.nn.init.zeros_(net.model.head.weight)
-    ours._start(net)
-    torch.nn.init.constant_(net.model.head.weight, 0.5)
-    assert ours.average is not None
-    for _ in range(5_000):
-        ours._averaging.update(net.model)
-    expected = 0.5 * (1 - 0.9999**5_000)
-    assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
@@ -125,6 +114,16 @@ def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
     fit = trainer(callbacks=[sets or LearningRateFinder(num_training_steps=40)])
     with pytest.raises(UserError, match=r"hparams\.lr became .* and give it as --model\.lr"):
         fit.fit(module(lr=0.01), loader(240), loader(4))
+
+
+def test_every_nth_step_is_logged_with_its_own_figures(tmp_path: Path) -> None:
+    figures, logger = [], CSVLogger(tmp_path)
+    steps = LambdaCallback(on_train_batch_end=lambda *args: figures.append(args[1].figures.tolist()))
+    trainer(max_epochs=1, logger=logger, log_every_n_steps=5, callbacks=[steps]).fit(module(), loader(48))
+    with open(logger.experiment.metrics_file_path) as file:
+        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    assert [int(row["step"]) for row in rows] == [4, 9]
+    assert [[float(row["train/loss"]), float(row["train/acc1"])] for row in rows] == [figures[4], figures[9]]
 
 
 def test_each_step_has_the_mean_gradient_of_its_batches() -> None:

@@ -12,8 +12,7 @@ from modules import FIELDS, trainer
 
 import cait
 from cait.errors import UserError
-from cait.train.ema import EMA
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import EMA, StepSeed
 
 PLAIN = dict(repeats=1, auto_augment=None, erase_prob=0.0, mixup=0.0, cutmix=0.0, num_workers=0)
 

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.train.ema import EMA
-from cait.train.step_seed import StepSeed
+from cait.train.callbacks import EMA, StepSeed
 from contrib.fsdp.strategy import FullyShardedStrategy
 
 RANK = int(os.environ["LOCAL_RANK"])

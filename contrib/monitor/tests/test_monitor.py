@@ -26,8 +26,8 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.model.cait import CaiT
+from cait.train.callbacks import StepSeed
 from cait.train.module import CaiTModule
-from cait.train.step_seed import StepSeed
 from contrib.monitor import branches as branches_module
 from contrib.monitor.callback import Monitor
 

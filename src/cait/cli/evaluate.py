@@ -172,7 +172,7 @@ class Scoring:
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
-        from cait.train.ema import EMA
+        from cait.train.callbacks import EMA
 
         self.trainer.validate(**arguments | {"verbose": False})  # the table has the figures of Lightning's
         scores = {"raw": self._scores("val/", self.module.val_metrics)}

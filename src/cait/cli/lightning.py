@@ -36,10 +36,9 @@ from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
 from cait.settings import Settings, flatten
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
-from cait.train.step_seed import StepSeed
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""

@@ -12,7 +12,7 @@ from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.guards import trust
 from cait.run import rundir
-from cait.settings import Settings
+from cait.settings import Settings, group
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -121,7 +121,7 @@ def from_checkpoint(
         UserError: the checkpoint or the run's configuration cannot be used.
     """
     from cait.data.datamodule import ImageNetDataModule
-    from cait.model.network import input_shape, rebuild
+    from cait.model.network import NetworkSettings, input_shape
     from cait.model.weights import load_weights
 
     checkpoint = ckpt.read_checkpoint(path)
@@ -132,7 +132,7 @@ def from_checkpoint(
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
         size = img_size
-        network = rebuild(hparams | {"img_size": size}).eval()
+        network = group(NetworkSettings, hparams | {"img_size": size}).build().eval()
         load_weights(network, path, ema)
     settings = _data_settings(folder, hparams, state) | {"img_size": size, "in_chans": 1 if channels == 1 else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own

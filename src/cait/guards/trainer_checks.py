@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from cait.errors import UserError
-from cait.train.schedule import ScheduleSettings
+from cait.train.optim import ScheduleSettings
 
 
 def check_numbers(given: Any) -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
-from cait.model import initialization, residual
+from cait.model import residual
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig
 from cait.model.residual import Sample, scalar_bias, scaled_linear
@@ -162,7 +162,7 @@ class CaiT(nn.Module):
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
-        initialization.draw(self)
+        residual.draw_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images to logits [B, num_classes]."""
@@ -261,7 +261,3 @@ class CaiT(nn.Module):
     def get_classifier(self) -> nn.Linear:
         """The layer whose rows are the classes."""
         return self.head
-
-    def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
-        """Fit weights to this network, in place; see `cait.model.initialization.fit`. A line for each change."""
-        return initialization.fit(state, self)

@@ -54,7 +54,7 @@ class CaiTConfig:
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
     attention_backend: str = "recompute"
     """How attention with talking heads is computed: "recompute", "reference", or a name that an extra adds; see
-    `cait.model.talking_heads`."""
+    `cait.model.attention`."""
     cls_in_keys: bool = True
     """Whether class attention has the class token among its keys."""
     class_token_at: int | None = None

@@ -2,8 +2,8 @@
 
 Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. The template uses what else the
 network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
-`set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()`, `group_matcher(coarse)` and
-`fit_state_dict(state)`, each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
+`set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()` and `group_matcher(coarse)`, each as
+`cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cait import references
-from cait.errors import UserError, did_you_mean, kind_and_place, one_line
+from cait.errors import UserError, did_you_mean, kind_and_place
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS, variant_config
 
@@ -60,8 +60,8 @@ class NetworkSettings:
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
-        if self.compile:
-            require(built, self.name, "compile_blocks", "model.compile true")
+        if self.compile and not hasattr(built, "compile_blocks"):
+            raise UserError(f"{self.name} has no compile_blocks(), which model.compile true needs")
         return built
 
 
@@ -136,7 +136,7 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     if drop_path_rate is not None:
         arguments["drop_path_rate"] = drop_path_rate
     try:
-        return _build_timm(name, arguments) if name.startswith(TIMM) else _build_own(name, arguments)
+        return _build_timm(name, arguments) if name.startswith(TIMM) else _made(name, arguments)
     except UserError as error:
         hint = "; --model.fields null gives it none of the fields" if fields else ""
         raise UserError(f"{error}{hint}") from error
@@ -152,19 +152,6 @@ def in_channels_last(network: nn.Module) -> nn.Module:
     return network
 
 
-def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
-    try:
-        network = references.made(name, **arguments)
-    except UserError as error:
-        # A recipe sets it for any network.
-        if "argument 'drop_path_rate'" not in str(error) or arguments.pop("drop_path_rate", None) is None:
-            raise
-        network = references.made(name, **arguments)
-    if not isinstance(network, nn.Module):
-        raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
-    return network
-
-
 def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     import timm
 
@@ -174,14 +161,21 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     for field in NOT_FIELDS:
         if field in arguments:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
-    while True:
-        try:
-            return in_channels_last(timm.create_model(entry, **arguments))
-        except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
-            # Some networks take any size, some have no stochastic depth.
-            optional = [each for each in ("img_size", "drop_path_rate") if f"argument '{each}'" in str(error)]
-            if not optional or arguments.pop(optional[0], None) is None:
-                raise UserError(f"{name}: {one_line(error) or type(error).__name__}") from error
+    return in_channels_last(_made("timm:create_model", arguments, entry))
+
+
+def _made(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
+    """Make a network, without a size or stochastic depth if it does not take them."""
+    try:
+        network = references.made(path, *first, **arguments)
+    except UserError as error:
+        refused = [name for name in ("img_size", "drop_path_rate") if f"argument '{name}'" in str(error)]
+        if not refused or refused[0] not in arguments:
+            raise
+        return _made(path, {name: value for name, value in arguments.items() if name != refused[0]}, *first)
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{path} must return an nn.Module, got {type(network).__name__}")
+    return network
 
 
 def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
@@ -199,12 +193,6 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if got != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
-
-
-def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a checkpoint with fresh weights; its hyper-parameters hold what `ckpt.NETWORK` asks for."""
-    sizes = hyper_parameters["name"], hyper_parameters["img_size"], hyper_parameters["num_classes"]
-    return build(*sizes, hyper_parameters.get("drop_path_rate"), **(hyper_parameters.get("fields") or {}))
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -242,9 +230,3 @@ def _hold_buffers(part: Any, _: Any) -> None:
 
 def _put_back_buffers(part: Any, *_: Any) -> None:
     part._buffers.update(part.__dict__.pop("_held_buffers", {}))
-
-
-def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
-    """Raise UserError if the network does not have this optional `part`."""
-    if not hasattr(network, part):
-        raise UserError(f"{name} has no {part}(), which {wanted_by} needs")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from cait import ckpt, disk
 from cait.errors import UserError, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS
-from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
@@ -67,35 +64,18 @@ def load_weights(
 ) -> list[str]:
     """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
-    - What the network fits itself: CaiT resizes its positions.
+    - Positions of another resolution are resized, in networks of timm by timm.
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
       a checkpoint of our runs whose classes are not `own_classes`.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
-    network it names that one, if the file does.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
     state, saved_classes = read_weights(path, ema)
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             state.pop(key, None)
-    try:
-        return _load(model, state, str(path))
-    except UserError as error:
-        name = _named(Path(path))
-        raise UserError(f"{error}; it is of {name}" if name else str(error)) from error
-
-
-def _named(path: Path) -> str | None:
-    """The network that a file of weights names, or timm's config.json beside it; None if neither does."""
-    with suppress(UserError, OSError):
-        return TIMM + disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]
-    content = _read(path)
-    own = content.get("hyper_parameters") if isinstance(content, dict) else None
-    if isinstance(own, dict) and isinstance(own.get("name"), str):
-        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
-    theirs = content.get("arch") if isinstance(content, dict) else None  # of timm's training script
-    return TIMM + theirs if isinstance(theirs, str) else None
+    return _load(model, state, str(path))
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
@@ -141,16 +121,10 @@ def published_entry(name: str, img_size: int) -> str | None:
     """
     if name not in VARIANTS:
         return name.removeprefix(TIMM) if name.startswith(TIMM) else None
-    entries = published_entries(name)
-    return entries[min(entries, key=lambda size: abs(size - img_size))] if entries else None
-
-
-def published_entries(name: str) -> dict[int, str]:
-    """timm's entries with weights of one of the paper's models, as "cait_xs24_384.fb_dist_in1k", by resolution."""
     import timm
 
-    entries = timm.list_models(f"cait_{name}_*", pretrained=True)
-    return {int(entry.split(".")[0].split("_")[-1]): entry for entry in entries}
+    entries = timm.list_models(f"cait_{name}_*", pretrained=True)  # as "cait_xs24_384.fb_dist_in1k"
+    return min(entries, key=lambda entry: abs(timm.get_pretrained_cfg(entry).input_size[-1] - img_size), default=None)
 
 
 def timm_config(name: str, img_size: int = 224) -> Any:
@@ -185,6 +159,15 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     return notes
 
 
+def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
+    """The first name or shape in which `state` is not that of the model, in words."""
+    for key in [*weights, *state]:
+        wanted, found = (tuple(side[key].shape) if key in side else "missing" for side in (weights, state))
+        if wanted != found:
+            return f"{key} is {found} in it, {wanted} in the model"
+    return None
+
+
 def classifiers(network: Any) -> list[Any]:
     """The layers that give the logits: `get_classifier()`'s, of timm's distilled DeiT two, or the last linear."""
     found = network.get_classifier() if hasattr(network, "get_classifier") else None
@@ -200,9 +183,9 @@ def classifier_keys(network: Any) -> list[str]:
 
 
 def _fit(network: Any, state: StateDict) -> list[str]:
-    """Have the network fit weights of its own kind, say of another resolution, in place; a line for each change."""
-    if hasattr(network, "fit_state_dict"):
-        return network.fit_state_dict(state)
+    """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
+    if isinstance(network, CaiT):
+        return _resize_positions(network, state)
     place = type(network).__module__
     if not place.startswith("timm.models.") or not hasattr(sys.modules[place], "checkpoint_filter_fn"):
         return []
@@ -212,3 +195,26 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     state.clear()
     state.update(fitted)
     return [f"{key} fitted by timm" for key in fitted if key in before and fitted[key].shape != before[key].shape]
+
+
+def _resize_positions(network: CaiT, state: StateDict) -> list[str]:
+    """Resize the positions of a square grid, bicubic without antialiasing, as the released code did.
+
+    Raises UserError if the stem is another, or the positions form no square grid.
+    """
+    from timm.layers import resample_abs_pos_embed
+
+    theirs, ours = ({key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict()))
+    if theirs and theirs != ours:
+        raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
+    before, after = state.get("pos_embed"), network.pos_embed
+    if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
+        return []  # of another width it is another network, which the caller finds out
+    if network.config.class_token_at == 0:
+        return []  # the class token's position is no part of a grid
+    count, patches = before.shape[1], network.config.num_patches
+    if int(count**0.5) ** 2 != count:
+        raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
+    side = network.config.img_size // network.config.patch_size
+    state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
+    return [f"positions resized from {count} to {patches} patches"]

@@ -106,7 +106,7 @@ class DistillationSettings:
     def is_on(self) -> bool:
         return self.distillation != "none"
 
-    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor, judge: Any = distillation_loss) -> Tensor:
+    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
-        judged = judge(logits, teacher_logits, self.distillation, self.distillation_tau)
-        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * judged
+        of_teacher = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
+        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * of_teacher

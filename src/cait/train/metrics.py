@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from cait import plugins
 from cait.errors import UserError, kind_and_place
 from cait.references import locate, made
-from cait.train.losses import Distillation, Loss, LossSettings, distillation_loss
+from cait.train.losses import Loss, LossSettings
 
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 """Names of the scores that every evaluation has; a metric of the user's own must have another name."""
@@ -93,11 +93,9 @@ class EvalMetrics(nn.Module):
         return dict(zip(self._names, self._own, strict=True))
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
-        counted = labels >= 0
-        self._update(logits[counted].float(), labels[counted])
-
-    def _update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B] or [B, num_classes]; those below 0 are not counted."""
+        counted = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
+        logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
         for name, metric in self.own.items():
             with _named_in_errors(name):
@@ -192,6 +190,8 @@ class OneClass:
 
     several = False
     """Whether an image may have any number of classes, with targets [B, num_classes] of 0 and 1."""
+    metadata: ClassVar[dict[str, Any]] = {}
+    """What a reader of an exported network has to know beyond the classes' names."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -201,10 +201,6 @@ class OneClass:
         if data is not None:
             raise UserError("class_weights is for images of several classes; for one class an image take data.balance")
         return settings.build()
-
-    def distillation_loss(self, logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float) -> Tensor:
-        """The teacher's part of the loss, see `cait.train.losses.distillation_loss`."""
-        return distillation_loss(logits, teacher_logits, kind, tau)
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
         """The metrics of a validation, the user's `own` among them."""
@@ -221,10 +217,6 @@ class OneClass:
             [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(values, indices, strict=True)]
             for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
-
-    def metadata(self) -> dict[str, Any]:
-        """What a reader of an exported network has to know beyond the classes' names."""
-        return {}
 
 
 def task_named(name: str | None, num_classes: int) -> Any:

@@ -20,21 +20,15 @@ from torch.optim import Optimizer
 from cait import ckpt, progress
 from cait.errors import UserError
 from cait.model import network
+from cait.model.attention import precise
 from cait.model.config import VARIANTS
-from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
-from cait.train.optim import OptimizerSettings
-from cait.train.schedule import Length, ScheduleSettings, WarmupSchedule
+from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
-
-
-def precise(tensor: Tensor) -> Tensor:
-    """In float32 at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -156,6 +150,8 @@ class CaiTModule(LightningModule):
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)
         if self.distillation.is_on:
+            if self.task.several:
+                raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
             teacher = load_teacher(self.distillation, self.architecture, (self.hparams["mean"], self.hparams["std"]))
@@ -163,7 +159,10 @@ class CaiTModule(LightningModule):
             self.__dict__["teacher"] = teacher
 
     def _load_initial_weights(self) -> None:
-        own_classes = self._class_names() if self.initial_weights.weights is not None else None
+        own_classes = None
+        if self.initial_weights.weights is not None:
+            with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
+                own_classes = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
             rank_zero_info("weights from " + "; ".join(notes))
 
@@ -189,12 +188,6 @@ class CaiTModule(LightningModule):
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
 
-    def _class_names(self) -> list[str] | None:
-        """The data's classes; None from bare loaders, and in prediction without the training folder."""
-        with suppress(AttributeError, UserError):
-            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
-        return None
-
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, img_size, img_size] to logits [B, num_classes]."""
         return self.model(images.to(self.dtype))
@@ -205,7 +198,7 @@ class CaiTModule(LightningModule):
         logits = precise(self(images))
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
-            loss = self.distillation.loss(loss, logits, self.teacher(images), self.task.distillation_loss)
+            loss = self.distillation.loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
@@ -330,6 +323,8 @@ class CaiTModule(LightningModule):
         if known is not None and len(known) != self.num_classes:
             counts = f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}"
             raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
+        from cait.model.weights import difference
+
         if differs := difference(self.state_dict(), checkpoint["state_dict"]):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":

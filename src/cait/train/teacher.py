@@ -15,6 +15,7 @@ from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM
 from cait.model.network import NetworkSettings
+from cait.settings import group
 from cait.train.losses import DistillationSettings
 
 Normalization = Sequence[Sequence[float]]
@@ -92,7 +93,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     try:
-        teacher = network.rebuild(hparams)
+        teacher = group(NetworkSettings, hparams).build()
         teacher.load_state_dict(ckpt.weights(checkpoint))
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,8 @@ from torchmetrics import Metric
 from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
 from torchmetrics.utilities import dim_zero_cat
 
-from cait.errors import UserError
 from cait.references import is_path
-from cait.train.losses import Distillation, Loss, LossSettings
+from cait.train.losses import Loss, LossSettings
 from cait.train.metrics import Best, EvalMetrics, OneClass
 
 
@@ -23,6 +22,7 @@ class MultiLabel(OneClass):
     """Each class is a yes or no of its own; it is predicted above a probability of 0.5."""
 
     several = True
+    metadata: ClassVar[dict[str, Any]] = {"multi_label": True}
 
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
         """The loss that the settings ask for; a class whose images are few counts more if there is a data module."""
@@ -33,9 +33,6 @@ class MultiLabel(OneClass):
             images, counts = len(data.source.train), torch.tensor(data.class_counts(), dtype=torch.float32)
             weights = (images - counts) / counts.clamp(min=1)
         return MultiLabelLoss(settings.label_smoothing, weights)
-
-    def distillation_loss(self, logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float) -> Tensor:
-        raise UserError("model.distillation is for images of one class each; with data.multi_label set it to none")
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
         return MultiLabelMetrics(self.num_classes, own, per_class)
@@ -48,9 +45,6 @@ class MultiLabel(OneClass):
         """The classes above 0.5, `top_k` at most, for each row of probabilities [B, num_classes]."""
         ordered = super().best(probabilities, class_names, top_k or len(class_names))
         return [[each for each in of_image if each["probability"] > 0.5] for of_image in ordered]
-
-    def metadata(self) -> dict[str, Any]:
-        return {"multi_label": True}
 
 
 class MultiLabelLoss(nn.Module):
@@ -103,11 +97,6 @@ class MultiLabelMetrics(EvalMetrics):
 
     def _make(self, num_classes: int) -> Metric:
         return Answers()
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""
-        counted = labels[:, 0] >= 0
-        self._update(logits[counted].float(), labels[counted].long())
 
     def _standard(self) -> dict[str, Tensor]:
         logits, targets = self.counter.compute()

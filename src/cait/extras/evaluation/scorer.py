@@ -20,7 +20,7 @@ from cait.errors import UserError
 from cait.extras.evaluation.counts import Counts
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA
 
 
 class Evaluation(Scorer, Callback):

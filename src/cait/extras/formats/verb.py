@@ -32,7 +32,7 @@ def export(arguments: list[str], program: Program) -> None:
     place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
     output = given.output or place / exporting.FORMATS[given.format].file
     preprocessing = values(loaded.data.preprocessing)
-    metadata = preprocessing | loaded.task.metadata()
+    metadata = preprocessing | loaded.task.metadata
     files, difference = exporting.export(loaded.network, output, given.format, metadata, shape, names)
     for file in files:
         print(os.path.relpath(file))

@@ -23,9 +23,8 @@ from cait.errors import UserError
 from cait.extras import recipe as extra
 from cait.model.network import NetworkSettings
 from cait.settings import flatten
-from cait.train.ema import EMA
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
-from cait.train.step_seed import StepSeed
 
 Measured = TypeVar("Measured")
 Settings = Mapping[str, Any]

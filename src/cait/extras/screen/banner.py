@@ -24,7 +24,7 @@ from cait.extras.words import duration, network_name
 from cait.model import network
 from cait.model.attention import SelfAttention
 from cait.progress import total_steps
-from cait.train.schedule import ScheduleSettings
+from cait.train.optim import ScheduleSettings
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from modules import loader, module, trainer
 from sklearn.metrics import average_precision_score, f1_score
 from sklearn.preprocessing import MultiLabelBinarizer
 from timm.data import Mixup
@@ -100,7 +101,7 @@ def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:
     loss = task.loss(LossSettings(class_weights="balanced"), Data())
     assert loss(logits, targets).item() == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UserError, match="distillation is for images of one class each"):
-        task.distillation_loss(logits, logits, "hard", 1.0)
+        trainer().fit(module(task="multi_label", distillation="hard"), loader())
 
 
 @pytest.mark.parametrize(("mode", "switch"), [("batch", 0.0), ("pair", 1.0), ("elem", 0.0), ("elem", 1.0)])

@@ -1,21 +1,37 @@
-"""An exponential moving average of the weights, beside the weights and never in their place."""
+"""Callbacks of every run: random numbers by the step, and a moving average of the weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from cait import ckpt
+from cait import ckpt, seeds
 from cait.errors import UserError, one_line
 
 
+class StepSeed(Callback):
+    """Dropout and stochastic depth as a function of (seed, epoch, step), so a resumed run draws the same.
+
+    Every process draws its own stream.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        seed = seeds.training_step(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+        torch.default_generator.manual_seed(seed)
+        if pl_module.device.type != "cpu":
+            torch.get_device_module(pl_module.device).manual_seed(seed)
+
+
 class EMA(Callback):
-    """Average `module.model` after every optimizer step; score the average as `val_ema/...`.
+    """Average `module.model` after every optimizer step, beside the weights; score the average as `val_ema/...`.
 
     timm's ModelEmaV3 averages all floating-point numbers that a checkpoint has of the network: running statistics of
     BatchNorm too, because those of the raw weights do not fit averaged ones. It starts from the initial weights, and is
