@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
 from cait.errors import UserError
-from cait.settings import Given, check_at_least, check_choice, check_share, flat, group, save_hyperparameters, values
+from cait.settings import Settings, check_at_least, check_choice, check_share, flat, group, save_hyperparameters, values
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Module(LightningModule):
     """
 
     @flat()
-    def __init__(self, name: str = "x", *, optimizer: Optimizer, seed: int = 0, given: Given) -> None:
+    def __init__(self, name: str = "x", *, optimizer: Optimizer, seed: int = 0, given: Settings) -> None:
         super().__init__()
         save_hyperparameters(self, given)
         self.name, self.optimizer, self.seed = name, optimizer, seed
@@ -132,7 +132,7 @@ def test_extras_add_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Data:
         @flat("data")
-        def __init__(self, optimizer: Optimizer, given: Given) -> None:
+        def __init__(self, optimizer: Optimizer, given: Settings) -> None:
             self.optimizer, self.given = optimizer, given
 
     made: Any = Data(lr=5, momentum=0.25)

@@ -39,8 +39,7 @@ def check_weights(path: Path) -> None:
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint without running code from it. Its tensors stay on disk until they are used.
 
-    Raises:
-        UserError: there is no such file, or it is not a whole checkpoint of a run.
+    Raises UserError if there is no such file, or it is not a whole checkpoint of a run.
     """
     import torch
 

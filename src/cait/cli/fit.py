@@ -66,4 +66,4 @@ def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]
         else:
             start = to_type("make train", "cait fit --config digits.yaml")
             raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `{start}`")
-    return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]
+    return ["fit", f"--config={rundir.config(folder)}", *place, *overrides]

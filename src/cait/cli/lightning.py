@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
-from cait.guards import configurations, refusals, trainer_checks
+from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
 from cait.run import rundir
@@ -80,18 +81,11 @@ class SaveConfig(Callback):
 
     def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
         self.text = parser.dump(config, skip_none=False)
-        for line in self.text.splitlines():
-            if "Unable to serialize instance" in line:  # a resumed run could not read it back
-                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        path = Path(trainer.default_root_dir) / rundir.CONFIG
-        text = signature.signed(self.text)
-        if not path.exists() or disk.read_text(path) != text:
-            with disk.whole(path) as beside:
-                beside.write_text(text)
+        if trainer.is_global_zero:
+            with disk.whole(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
+                beside.write_text(signature.signed(self.text))
 
 
 class CaiTCLI(LightningCLI):
@@ -112,13 +106,13 @@ class CaiTCLI(LightningCLI):
     checkpoint_step: int | None = None
 
     @refusals.in_one_line()
-    @refusals.without_full_disks_of_threads()
     def __init__(
         self, arguments: list[str], program: Program, own_settings: Mapping[Path, Settings] | None = None
     ) -> None:
         self.own_settings = own_settings or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
         _hide_noise()
+        threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
@@ -159,7 +153,7 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        arguments = configurations.join_values(self.arguments)
+        arguments = [*self.arguments]
         for place, argument in enumerate(arguments):
             for path in configurations.config_files([argument]):
                 if (config := self._settings_in(path)) is not None:
@@ -168,10 +162,10 @@ class CaiTCLI(LightningCLI):
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            words = [VERBS[self.arguments[0]], *self.arguments[1:]]
-            raise UserError(refusals.explain(str(error), words, self._known())) from error
+            raise UserError(refusals.explain(str(error), VERBS[self.arguments[0]], self._known())) from error
         if self.config.subcommand == "fit":
-            trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
+            refusals.check_settings(self.config.fit.trainer)
+            refusals.check_callbacks(self.config.fit.trainer.callbacks)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -246,7 +240,6 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
-        trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
@@ -265,17 +258,12 @@ class CaiTCLI(LightningCLI):
                 self.datamodule.share_batch(trainer)  # before other processes are started
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
-        trainer_checks.check_trainer(trainer, self.subcommand == "fit", bool(given.sync_batchnorm))
+        refusals.check_strategy(trainer, given)
         if self.subcommand == "fit":
+            refusals.check_processes(trainer)
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
-            trainer_checks.check_rates(self.model.schedule, images)
+            refusals.check_rates(self.model.schedule, images)
         return trainer
-
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`."""
-        if any(isinstance(callback, EMA) for callback in config["callbacks"]):
-            callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
-        return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
@@ -302,7 +290,6 @@ class CaiTCLI(LightningCLI):
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
-        trainer_checks.check_numbers(given)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()
