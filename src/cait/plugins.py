@@ -42,16 +42,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line.
-
-    Args:
-        function: "module:name", called with (arguments, program): the words after the verb, and what `cait` was
-            started with, a `cait.run.program.Program`.
-        help: what `cait --help` says of it, at most 80 letters a line.
-    """
+    """A verb of the command line."""
 
     function: str
+    """As "module:name"; called with the words after the verb, and a `cait.run.program.Program`."""
     help: str
+    """What `cait --help` says of it, at most 80 letters a line."""
 
     def load(self) -> Any:
         return load(self.function)
@@ -59,33 +55,21 @@ class Verb:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the verbs that train or score.
-
-    Args:
-        name: without the dashes, as "logger_args".
-        type: as a function's annotation.
-        default: of this type.
-        help: a sentence.
-        verbs: "fit" or "eval", the verbs that take it; none named means both.
-    """
+    """A setting of the verbs that train or score."""
 
     name: str
+    """Without the dashes, as "logger_args"."""
     type: Any
+    """As a function's annotation."""
     default: Any
     help: str
     verbs: Sequence[str] = ()
+    """Those that take it, "fit" or "eval"; none named means both."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A table beside a run's own scores.
-
-    Args:
-        title: its heading.
-        head: names of the columns.
-        rows: cells in words, as many as `head`; the last one is the figure.
-        note: a sentence about them, or empty.
-    """
+    """A table beside a run's own scores; the last cell of a row is the figure."""
 
     title: str
     head: Sequence[str]
@@ -95,34 +79,25 @@ class Results:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to train, as its extras see it.
-
-    Args:
-        config: the settings of `cait fit`, as the command line has them.
-        trainer: the Trainer's among them.
-        folder: of the run; nothing may be written there if `trainer.fast_dev_run`.
-        data: the data module.
-        module: the LightningModule.
-        first_step: optimizer steps that the run has done; 0 in a new run.
-        program: what `cait` was started with, a `cait.run.program.Program`.
-    """
+    """A run that is about to train, as its extras see it."""
 
     config: Any
+    """The settings of `cait fit`, as the command line has them."""
     trainer: Any
+    """The Trainer's among them."""
     folder: Path
+    """Nothing may be written there if `trainer.fast_dev_run`."""
     data: Any
     module: Any
     first_step: int
+    """Optimizer steps that the run has done; 0 in a new run."""
     program: Any
+    """What `cait` was started with, a `cait.run.program.Program`."""
 
 
 @functools.cache
 def extras() -> dict[str, ModuleType]:
-    """The extras by name: the folders of cait/extras and contrib, then installed packages.
-
-    Raises:
-        UserError: one cannot be imported.
-    """
+    """The extras by name: the folders of cait/extras and contrib, then installed packages."""
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
     return {name: _imported(name, path) for name, path in paths}

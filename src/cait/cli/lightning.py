@@ -72,12 +72,7 @@ OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 
 
 class SaveConfig(Callback):
-    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone.
-
-    Args:
-        parser: of the settings.
-        config: the settings.
-    """
+    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone."""
 
     def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
         self.text = parser.dump(config, skip_none=False)
@@ -95,9 +90,6 @@ class CaiTCLI(LightningCLI):
         arguments: a verb of LightningCLI and its options.
         program: what `cait` was started with.
         own_settings: the settings of runs, by their files, which have been read already; see `cait.guards.trust`.
-
-    Raises:
-        UserError: bad input, or a setting that Lightning refuses.
     """
 
     lock: RunLock | None = None
@@ -153,12 +145,7 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        arguments = [*self.arguments]
-        for place, argument in enumerate(arguments):
-            for path in configurations.config_files([argument]):
-                if (config := self._settings_in(path)) is not None:
-                    text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
-                    arguments[place] = f"--config={text}"
+        arguments = [self._checked(word) if word.startswith("--config=") else word for word in self.arguments]
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
@@ -171,21 +158,18 @@ class CaiTCLI(LightningCLI):
         """Every setting and group of settings, as "model" and "model.lr"."""
         return list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
 
-    def _settings_in(self, path: Path) -> Settings | None:
-        """The settings of a configuration that the verb takes; None takes the file as it is written.
-
-        Raises:
-            UserError: it is no configuration.
-        """
+    def _checked(self, option: str) -> str:
+        """`--config=FILE`; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
+        path, trains = Path(option.removeprefix("--config=")), self.arguments[0] == "fit"
         config = self.own_settings[path] if path in self.own_settings else configurations.settings(path)
-        trains = self.arguments[0] == "fit"
         if path.name == rundir.CONFIG:
             config, left_out = configurations.without_absent(config, self._known())
             if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         elif trains:
-            return None
-        return config if trains else configurations.without_classes(config)
+            return option
+        config = config if trains else configurations.without_classes(config)
+        return f"--config={yaml.safe_dump(config, default_flow_style=True, width=float('inf'))}"
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
