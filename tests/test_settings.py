@@ -63,11 +63,6 @@ class Module(LightningModule):
         self.name, self.optimizer, self.seed = name, optimizer, seed
 
 
-class PassesOn(Module):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-
-
 class HasItsOwn(Module):
     def __init__(self, layers: int = 3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -76,7 +71,7 @@ class HasItsOwn(Module):
 
 
 FLAT = {"name": "x", "lr": 1e-3, "mode": None, "mean": (1.0, 2.0), "white": True, "seed": 0}
-KINDS = [(Module, {}), (PassesOn, {}), (HasItsOwn, {"layers": 3})]
+KINDS = [(Module, {}), (HasItsOwn, {"layers": 3})]
 
 
 @pytest.mark.parametrize(("kind", "more"), KINDS)

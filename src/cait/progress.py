@@ -46,12 +46,8 @@ class Position(NamedTuple):
 def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1) -> None:
     """Change the counters of a checkpoint, so that a Trainer goes on with the batch that comes next.
 
-    After a stop amid an accumulation the run goes on from its last whole step. With batches of another size it goes on
-    at the image that it had reached, or before it, where a step begins.
-
-    Args:
-        images_before: of a batch in the checkpoint's run, over all processes.
-        images_now: of a batch in the Trainer's run.
+    After a stop amid an accumulation the run goes on from its last whole step. If batches, over all processes, had
+    other numbers of images, it goes on at the image that it had reached, or before it, where a step begins.
     """
     if "loops" not in checkpoint:
         return

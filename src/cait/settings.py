@@ -35,11 +35,8 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     signature and the docstring list all fields, so LightningCLI and `help` show them, and subclasses may pass
     `**kwargs` on.
 
-    Args:
-        more: what extras add groups to, as `cait.plugins.groups` has them. They are checked; `given` has their values.
-
-    Raises:
-        UserError: in the call, there is no such setting, or a group refuses its value.
+    Extras add groups to `more`, as `cait.plugins.groups` has them. They are checked; `given` has their values. A call
+    raises UserError if there is no such setting, or a group refuses its value.
     """
 
     def decorate(init: Init) -> Init:
@@ -130,8 +127,7 @@ SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
 def take_from_data(module: Any, data: Any) -> Settings:
     """A LightningModule's `SIZES` from its data module, or None; they and the normalisation join its hyper-parameters.
 
-    Raises:
-        UserError: the module was given other sizes, or takes images of other channels.
+    Raises UserError if the module was given other sizes, or takes images of other channels.
     """
     sizes: Settings = dict(SIZES)
     for name, default in SIZES.items():
