@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,11 +44,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise UserError(f"the checkpoint {path} does not exist")
     try:
-        with reading(path):
-            disk.open_file(path).close()  # a pipe would wait
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        disk.open_file(path).close()  # a pipe would wait
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
-    except UserError:
+    except (OSError, UserError):
         raise
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
@@ -59,16 +55,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if (key := _data_key(checkpoint)) is not None:
         disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint
-
-
-@contextmanager
-def reading(path: Any) -> Iterator[None]:
-    """Report a file that cannot be read in a line. It names the machine, because others may be able to read it."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise UserError(f"{socket.gethostname()} cannot read {path}: {reason}") from error
 
 
 def is_checkpoint(content: Any) -> bool:
@@ -96,14 +82,12 @@ def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 def class_names(checkpoint: Checkpoint) -> list[str] | None:
     """The names of the classes, in the order of the logits; None if the checkpoint has no data module."""
-    state = data_state(checkpoint)
-    return None if state is None else state["class_names"]
+    return (data_state(checkpoint) or {}).get("class_names")
 
 
 def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
     """Put the data module's part under `name`: Lightning looks for the `__qualname__` of the class in use."""
-    key = _data_key(checkpoint)
-    if key is not None:
+    if (key := _data_key(checkpoint)) is not None:
         checkpoint[name] = checkpoint.pop(key)
 
 

@@ -233,7 +233,6 @@ class CaiTCLI(LightningCLI):
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
             kwargs.update(logger=False, enable_checkpointing=False)
-            kwargs["plugins"].append(DurableCheckpointIO())  # it reads folders too
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
             kwargs["plugins"].append(cluster)
         try:
