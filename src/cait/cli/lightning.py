@@ -27,7 +27,7 @@ import cait
 from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
@@ -235,15 +235,11 @@ class CaiTCLI(LightningCLI):
             kwargs.update(logger=False, enable_checkpointing=False)
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
             kwargs["plugins"].append(cluster)
-        try:
-            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
-            if self.subcommand == "fit":
-                self.datamodule.share_batch(trainer)  # before other processes are started
-        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
-            raise UserError(one_line(error)) from error
+        trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
         if self.subcommand == "fit":
             refusals.check_processes(trainer)
+            self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             refusals.check_rates(self.model.schedule, images)
         return trainer
@@ -274,7 +270,6 @@ class CaiTCLI(LightningCLI):
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
-        _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint

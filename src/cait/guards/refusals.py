@@ -53,7 +53,7 @@ def in_one_line() -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         if re.search(r"out of memory|can't allocate memory", str(error)):
             size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
             raise UserError(
