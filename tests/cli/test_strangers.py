@@ -470,9 +470,7 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
     "metrics: no text": ("plot", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
-    "metrics: a cell": ("plot", written("metrics.csv", "step,val/acc1\n1,x\n"), "is no row of numbers"),
     "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
-    "weights: step": ("predict", weights(lambda c: c.update(global_step="x")), "global_step"),
     "weights: weights": ("predict", weights(lambda c: c.update(state_dict=[1])), "state_dict"),
     "weights: a network": ("predict", of_checkpoint(num_classes="x"), "hyper_parameters.num_classes"),
     "weights: a field": ("predict", of_checkpoint(fields={"depth": "x"}), "best.ckpt cannot be loaded"),
@@ -482,7 +480,6 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
         weights(lambda c: c["callbacks"].update(EMA={"x": 1})),
         "the moving average in logs/bad/checkpoints/best.ckpt cannot be used",
     ),
-    "weights: averages": ("resume", weights(lambda c: c["callbacks"].update(EMA=[1])), "last.ckpt cannot"),
     "weights: loops": ("resume", weights(lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
     "weights: optimizer": ("resume", weights(lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
 }
