@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cait.errors import UserError, one_line
-
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
 
@@ -100,7 +98,7 @@ def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages."""
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
-    return {name: _imported(name, path) for name, path in paths}
+    return {name: importlib.import_module(path) for name, path in paths}
 
 
 def _contributed() -> list[tuple[str, str]]:
@@ -111,13 +109,6 @@ def _contributed() -> list[tuple[str, str]]:
     if str(root) not in sys.path:
         sys.path.append(str(root))  # processes that this one starts get it too
     return [(path.parent.name, f"contrib.{path.parent.name}") for path in (root / "contrib").glob("*/__init__.py")]
-
-
-def _imported(name: str, path: str) -> ModuleType:
-    try:
-        return importlib.import_module(path)
-    except Exception as error:  # a stranger's package may raise anything
-        raise UserError(f"the extra {name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
 
 
 def of_kind(kind: str) -> list[Any]:
