@@ -90,7 +90,8 @@ def check_run_name(name: str) -> None:
 
 def is_overlay(path: Path) -> bool:
     """Whether a configuration says where a run trains and logs, and not what it is, as one in a folder `trainer`."""
-    return path.parent.name == "trainer" or not {"data", "model"} & settings(path).keys()
+    groups = {str(name).partition(".")[0] for name in settings(path)}
+    return path.parent.name == "trainer" or not {"data", "model"} & groups
 
 
 def read_text(path: Path) -> str:
