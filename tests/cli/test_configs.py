@@ -13,7 +13,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.guards.configurations import is_overlay
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-CONFIGS = sorted([*(REPO / "configs").rglob("*.yaml"), *REPO.glob("contrib/*/fsdp.yaml")])
+CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
 
 
 def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:

@@ -52,7 +52,7 @@ OPTIONS = {
     "--run_name taken": "cannot use logs/taken",
     "--trainer.max_epochs 0": "--trainer.max_epochs 0: a run cannot train with it",
     "--trainer.val_check_interval 00:00:10:00": "--trainer.val_check_interval counts batches or a share of an epoch",
-    "--trainer.strategy fsdp": "--trainer.strategy",
+    "--trainer.strategy ddp_spawn": "--trainer.strategy: runs save and resume with ddp or one device",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks: Expected a path but EarlyStoping",
     "--trainer.callbacks EarlyStopping": "callbacks.EarlyStopping': the following arguments are required: monitor",
