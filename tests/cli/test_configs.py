@@ -10,7 +10,7 @@ from harness import DEVICES, REPO, Cait, rows
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.guards.configurations import is_overlay
+from cait.guards.configurations import is_overlay, without_absent
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
 CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
@@ -65,6 +65,14 @@ def test_an_overlay_says_neither_data_nor_model(tmp_path: Path) -> None:
         (tmp_path / "it.yaml").write_text(text)
         assert is_overlay(tmp_path / "it.yaml") == is_one, text
     assert is_overlay(Path("configs/trainer/debug.yaml"))
+
+
+def test_what_an_absent_extra_took_is_left_out_and_the_models_own_stays() -> None:
+    data, model = {"root": "x", "gone": 3, "off": None}, {"lr": 1.0, "off": False, "own": 4}
+    config = {"data": data, "model": model, "gone": {"every_n_steps": 5}}
+    kept, left_out = without_absent(config, {"data", "data.root", "model", "model.lr"})
+    assert kept == {"data": {"root": "x"}, "model": {"lr": 1.0, "own": 4}}
+    assert left_out == ["data.gone", "gone.every_n_steps"]
 
 
 @pytest.mark.parametrize(
