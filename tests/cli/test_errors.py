@@ -76,7 +76,7 @@ VERBS = {
     "resume": "which run?",
     "resume nowhere": "there is no run logs/nowhere",
     "resume broken": "logs/broken/config.yaml is not YAML at line 2",
-    "resume new": "nothing to resume",
+    "resume new": "logs/new/config.yaml is missing",
     "eval broken": "logs/broken/config.yaml is not YAML at line 2",
     "eval new": "nothing to score",
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",
