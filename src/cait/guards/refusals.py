@@ -20,7 +20,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
 from cait.guards.configurations import LINKED
-from cait.train.schedule import ScheduleSettings
 
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
@@ -131,7 +130,7 @@ def check_callbacks(given: Any) -> None:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
 
 
-def check_rates(schedule: ScheduleSettings, images: int) -> None:
+def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
     peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
     if schedule.schedule != "constant" and schedule.min_lr > peak:
