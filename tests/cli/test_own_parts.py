@@ -170,6 +170,7 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
         (["--trainer.logger=CometLogger"], "comet"),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
+        (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_told(
@@ -244,15 +245,6 @@ def test_parameters_without_a_gradient_are_told_under_ddp(
         assert "add --trainer.strategy ddp_find_unused_parameters_true" in refused(capfd, lambda: fit(*net))
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_an_unknown_metric_of_validation_is_told_before_training(
-    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told = refused(capfd, lambda: fit("--trainer.max_epochs=1", "--best_metric=val/f1"))
-    assert "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss" in told
-    assert not (tmp_path / "logs/mine/checkpoints").exists()
-    fit("--trainer.max_epochs=1")  # the run's name stays free
 
 
 class MyData(ImageNetDataModule):
