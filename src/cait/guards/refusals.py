@@ -54,11 +54,8 @@ def in_one_line() -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         if re.search(r"out of memory|can't allocate memory", str(error)):
-            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-            raise UserError(
-                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
-                "take a smaller model, or add --model.grad_checkpointing true"
-            ) from error
+            remedy = "lower --data.batch_size or --data.img_size, or add --model.grad_checkpointing true"
+            raise UserError(f"out of memory: {remedy}") from error
         words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
         if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
             words = _shortened(str(error))
