@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
 Checkpoint = dict[str, Any]
-FIELDS = {
-    "state_dict": dict,
-    "global_step": int,
-    **{"epoch?": int, "hyper_parameters?": dict, "callbacks?": dict, "optimizer_states?": list},
-    "loops?": {"fit_loop?": {"epoch_progress?": {"current?": {"processed?": int}}}},
-}
+FIELDS = {"state_dict": dict, "global_step": int, "epoch?": int, "hyper_parameters?": dict, "callbacks?": dict}
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
 """The hyper-parameters that say what the network is."""
