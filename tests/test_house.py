@@ -58,11 +58,6 @@ def test_contrib_imports_the_package_and_never_the_other_way() -> None:
         assert not others, f"{path} needs {others}"
 
 
-def test_files_of_the_core_have_names_of_their_own() -> None:
-    names = [path.name for path in FILES if room(path.relative_to(SOURCE).parts[0]) in ROOMS[1:]]
-    assert {name for name in names if names.count(name) > 1} == {"__init__.py"}
-
-
 def test_the_model_needs_torch_alone() -> None:
     code = (
         "import sys\n"

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
 from cait.errors import UserError
-from cait.settings import Given, check_at_least, check_choice, check_share, flat, group, save_hyperparameters, values
+from cait.settings import Settings, check_at_least, check_choice, check_share, flat, group, save_hyperparameters, values
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,10 @@ class Module(LightningModule):
     """
 
     @flat()
-    def __init__(self, name: str = "x", *, optimizer: Optimizer, seed: int = 0, given: Given) -> None:
+    def __init__(self, name: str = "x", *, optimizer: Optimizer, seed: int = 0, given: Settings) -> None:
         super().__init__()
         save_hyperparameters(self, given)
         self.name, self.optimizer, self.seed = name, optimizer, seed
-
-
-class PassesOn(Module):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
 
 class HasItsOwn(Module):
@@ -76,7 +71,7 @@ class HasItsOwn(Module):
 
 
 FLAT = {"name": "x", "lr": 1e-3, "mode": None, "mean": (1.0, 2.0), "white": True, "seed": 0}
-KINDS = [(Module, {}), (PassesOn, {}), (HasItsOwn, {"layers": 3})]
+KINDS = [(Module, {}), (HasItsOwn, {"layers": 3})]
 
 
 @pytest.mark.parametrize(("kind", "more"), KINDS)
@@ -132,7 +127,7 @@ def test_extras_add_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Data:
         @flat("data")
-        def __init__(self, optimizer: Optimizer, given: Given) -> None:
+        def __init__(self, optimizer: Optimizer, given: Settings) -> None:
             self.optimizer, self.given = optimizer, given
 
     made: Any = Data(lr=5, momentum=0.25)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -86,9 +85,3 @@ def test_a_driver_that_is_too_old_is_told_before_anything_is_installed(place: Pa
     (place / "bin/nvidia-smi").chmod(0o755)
     assert "driver 550 is older than the 580 that CUDA 13 needs; TORCH=auto" in setup(place)
     assert not (place / ".venv").exists()
-
-
-def test_the_container_has_the_compiler_that_torch_compile_needs() -> None:
-    installed = re.search(r"apt-get install .*?((?: [a-z][\w.+-]*)+) \\", (REPO / "Dockerfile").read_text())
-    assert installed
-    assert {"g++", "git", "make"} <= set(installed[1].split())  # gcc alone compiles no C++

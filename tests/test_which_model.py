@@ -60,16 +60,3 @@ def test_the_measured_table_is_the_committed_one() -> None:
     assert len(rows) > 6
     for row in rows:
         assert row in MEASURED
-
-
-def test_figures_of_other_benchmarks_stand_in_the_files_that_their_sentence_names() -> None:
-    checked = 0
-    for sentence in re.split(r"\n\n|\n- |(?<=[.):;])\s+(?=[A-Z*])", PAGE):
-        for link in re.findall(r"\]\((\.\./[^)#]*(?:benchmark|benchmarks/[^)]*)\.md)\)", sentence):
-            path = REPO / "docs" / link
-            if not path.exists():  # an extra may have been removed; test_docs tells any other link
-                continue
-            for figure in re.findall(r"\d+\.\d+", re.sub(r"\]\([^)]*\)", "", sentence)):
-                assert figure in path.read_text(), (figure, link)
-                checked += 1
-    assert checked > 8

@@ -44,7 +44,7 @@ def replay(arguments: list[str], program: Program) -> None:
     asked.folder = rundir.folder_of(named[0]) if named else None
     asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
     disk.check_output(asked.output, folder=True)
-    settings = ["--config", str(rundir.config(asked.folder)), *given] if named else replaced("fit", given, program)
+    settings = [f"--config={rundir.config(asked.folder)}", *given] if named else replaced("fit", given, program)
     _choose_start(asked)
     with _kept_start(asked):
         _run(asked, settings, trusted, program)

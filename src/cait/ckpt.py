@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +14,7 @@ if TYPE_CHECKING:
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
 Checkpoint = dict[str, Any]
-FIELDS = {
-    "state_dict": dict,
-    "global_step": int,
-    **{"epoch?": int, "hyper_parameters?": dict, "callbacks?": dict, "optimizer_states?": list},
-    "loops?": {"fit_loop?": {"epoch_progress?": {"current?": {"processed?": int}}}},
-}
+FIELDS = {"state_dict": dict, "global_step": int, "epoch?": int, "hyper_parameters?": dict, "callbacks?": dict}
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
 """The hyper-parameters that say what the network is."""
@@ -39,8 +31,7 @@ def check_weights(path: Path) -> None:
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint without running code from it. Its tensors stay on disk until they are used.
 
-    Raises:
-        UserError: there is no such file, or it is not a whole checkpoint of a run.
+    Raises UserError if there is no such file, or it is not a whole checkpoint of a run.
     """
     import torch
 
@@ -48,11 +39,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise UserError(f"the checkpoint {path} does not exist")
     try:
-        with reading(path):
-            disk.open_file(path).close()  # a pipe would wait
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        disk.open_file(path).close()  # a pipe would wait
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
-    except UserError:
+    except (OSError, UserError):
         raise
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
@@ -60,16 +50,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if (key := _data_key(checkpoint)) is not None:
         disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint
-
-
-@contextmanager
-def reading(path: Any) -> Iterator[None]:
-    """Report a file that cannot be read in a line. It names the machine, because others may be able to read it."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise UserError(f"{socket.gethostname()} cannot read {path}: {reason}") from error
 
 
 def is_checkpoint(content: Any) -> bool:
@@ -97,14 +77,12 @@ def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 def class_names(checkpoint: Checkpoint) -> list[str] | None:
     """The names of the classes, in the order of the logits; None if the checkpoint has no data module."""
-    state = data_state(checkpoint)
-    return None if state is None else state["class_names"]
+    return (data_state(checkpoint) or {}).get("class_names")
 
 
 def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
     """Put the data module's part under `name`: Lightning looks for the `__qualname__` of the class in use."""
-    key = _data_key(checkpoint)
-    if key is not None:
+    if (key := _data_key(checkpoint)) is not None:
         checkpoint[name] = checkpoint.pop(key)
 
 

@@ -26,13 +26,7 @@ TEXT = 1 << 28
 def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
     """Open a regular file to read, without waiting: a pipe would wait for a writer, and a device may never end.
 
-    Args:
-        path: of the file; a link is followed.
-        limit: bytes that the file may have; None sets no limit.
-
-    Raises:
-        UserError: it is no regular file, or larger than `limit`.
-        OSError: it cannot be opened.
+    Links are followed. Raises UserError if it is no regular file, or has more bytes than `limit`.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     status = os.fstat(file.fileno())
@@ -47,7 +41,7 @@ def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
 
 
 def read_text(path: Path, limit: int = TEXT) -> str:
-    """The text of a file. Arguments and errors are those of `open_file`; bytes that are no UTF-8 are a UserError."""
+    """The text of a file. Raises what `open_file` does, and UserError if it is no UTF-8."""
     with open_file(path, limit) as file:
         try:
             return file.read().decode()
@@ -67,16 +61,10 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
-    """Refuse a value that a stranger or a crash may have written.
+    """Refuse a value that a stranger or a crash may have written: a UserError names the file and the field.
 
-    Args:
-        shape: a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
-            and {...: shape} of all other fields.
-        path: of the file.
-        name: of the field.
-
-    Raises:
-        UserError: it names the file and the field.
+    A shape is a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
+    and {...: shape} of all other fields.
     """
     kind: Any = dict if isinstance(shape, dict) else (list, tuple) if isinstance(shape, list) else shape
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -95,10 +83,9 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
 
 
 def check_inside(folder: Path) -> None:
-    """Refuse a run's folder that leads elsewhere: what is written to it would land there, what is read be copied.
+    """Refuse a run's folder with a link out of it, or with a pipe or a device, whatever its name.
 
-    Raises:
-        UserError: it has a link out of it, or what is neither a file nor a folder, whatever its name.
+    What is written to it would land elsewhere, and what is read be copied.
     """
     home = folder.resolve()
     for place, folders, files in os.walk(folder):
@@ -113,11 +100,7 @@ def check_inside(folder: Path) -> None:
 
 
 def check_output(path: Path, folder: bool = False) -> None:
-    """Try to write where a verb will write when its work is done: a file at `path`, or with `folder` files in it.
-
-    Raises:
-        UserError: it is the wrong kind, as a device or a folder in the place of a file, or cannot be written.
-    """
+    """Try to write where a verb will write when its work is done: a file at `path`, or with `folder` files in it."""
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
         found = "a folder" if path.is_dir() else "a file" if path.is_file() else "not a regular file"
         raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
@@ -136,10 +119,7 @@ def scratch(path: Path) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one.
-
-    An OSError names `path`, for which somebody asked.
-    """
+    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
     beside = scratch(path)
     try:
         yield beside
@@ -148,7 +128,7 @@ def whole(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(beside)):
-            error.filename = str(path)
+            error.filename = str(path)  # for which somebody asked
         raise
 
 
@@ -171,9 +151,6 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The line of each row of a table of images, and its cells by column in lower case; errors call the table `name`.
 
     A path may hold bytes that are no text, as names of files may; other cells may not.
-
-    Raises:
-        UserError: it cannot be read, has no column `path`, or a row has a cell without a column.
     """
     try:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark

@@ -22,11 +22,8 @@ def acquire(path: Path, seconds: float) -> BaseFileLock:
     """Lock the file `path` until the lock's `release`, or until this process ends, however it ends.
 
     It works between the processes of a machine, and over a shared file system that has locks. Where there are none, a
-    line says so, and it is up to the user that only one process does the work.
-
-    Raises:
-        Timeout: another process has held it for so many seconds (-1: wait for ever).
-        OSError: the file cannot be written.
+    line says so, and it is up to the user that only one process does the work. Raises Timeout if another process has
+    held it for so many seconds; -1 waits for ever.
     """
     path.open("ab").close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
     lock = FileLock(path, fallback_to_soft=False)
@@ -41,11 +38,7 @@ def acquire(path: Path, seconds: float) -> BaseFileLock:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Wait for the lock on the file `path`, then hold it. After some seconds a line says that this process waits.
-
-    Raises:
-        UserError: the file cannot be written or locked.
-    """
+    """Wait for the lock on the file `path`, then hold it. After some seconds a line says that this process waits."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

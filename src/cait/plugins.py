@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cait.errors import UserError, one_line
-
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
 
@@ -42,16 +40,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line.
-
-    Args:
-        function: "module:name", called with (arguments, program): the words after the verb, and what `cait` was
-            started with, a `cait.run.program.Program`.
-        help: what `cait --help` says of it, at most 80 letters a line.
-    """
+    """A verb of the command line."""
 
     function: str
+    """As "module:name"; called with the words after the verb, and a `cait.run.program.Program`."""
     help: str
+    """What `cait --help` says of it, at most 80 letters a line."""
 
     def load(self) -> Any:
         return load(self.function)
@@ -59,33 +53,21 @@ class Verb:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the verbs that train or score.
-
-    Args:
-        name: without the dashes, as "logger_args".
-        type: as a function's annotation.
-        default: of this type.
-        help: a sentence.
-        verbs: "fit" or "eval", the verbs that take it; none named means both.
-    """
+    """A setting of the verbs that train or score."""
 
     name: str
+    """Without the dashes, as "logger_args"."""
     type: Any
+    """As a function's annotation."""
     default: Any
     help: str
     verbs: Sequence[str] = ()
+    """Those that take it, "fit" or "eval"; none named means both."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A table beside a run's own scores.
-
-    Args:
-        title: its heading.
-        head: names of the columns.
-        rows: cells in words, as many as `head`; the last one is the figure.
-        note: a sentence about them, or empty.
-    """
+    """A table beside a run's own scores; the last cell of a row is the figure."""
 
     title: str
     head: Sequence[str]
@@ -95,37 +77,28 @@ class Results:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to train, as its extras see it.
-
-    Args:
-        config: the settings of `cait fit`, as the command line has them.
-        trainer: the Trainer's among them.
-        folder: of the run; nothing may be written there if `trainer.fast_dev_run`.
-        data: the data module.
-        module: the LightningModule.
-        first_step: optimizer steps that the run has done; 0 in a new run.
-        program: what `cait` was started with, a `cait.run.program.Program`.
-    """
+    """A run that is about to train, as its extras see it."""
 
     config: Any
+    """The settings of `cait fit`, as the command line has them."""
     trainer: Any
+    """The Trainer's among them."""
     folder: Path
+    """Nothing may be written there if `trainer.fast_dev_run`."""
     data: Any
     module: Any
     first_step: int
+    """Optimizer steps that the run has done; 0 in a new run."""
     program: Any
+    """What `cait` was started with, a `cait.run.program.Program`."""
 
 
 @functools.cache
 def extras() -> dict[str, ModuleType]:
-    """The extras by name: the folders of cait/extras and contrib, then installed packages.
-
-    Raises:
-        UserError: one cannot be imported.
-    """
+    """The extras by name: the folders of cait/extras and contrib, then installed packages."""
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
-    return {name: _imported(name, path) for name, path in paths}
+    return {name: importlib.import_module(path) for name, path in paths}
 
 
 def _contributed() -> list[tuple[str, str]]:
@@ -136,13 +109,6 @@ def _contributed() -> list[tuple[str, str]]:
     if str(root) not in sys.path:
         sys.path.append(str(root))  # processes that this one starts get it too
     return [(path.parent.name, f"contrib.{path.parent.name}") for path in (root / "contrib").glob("*/__init__.py")]
-
-
-def _imported(name: str, path: str) -> ModuleType:
-    try:
-        return importlib.import_module(path)
-    except Exception as error:  # a stranger's package may raise anything
-        raise UserError(f"the extra {name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
 
 
 def of_kind(kind: str) -> list[Any]:

@@ -22,11 +22,7 @@ def paths_in(text: str) -> list[str]:
 
 
 def locate(path: str) -> Any:
-    """Import the object at `path`, such as "my_network:Net".
-
-    Raises:
-        UserError: no such module, or no such name in it.
-    """
+    """Import the object at `path`, such as "my_network:Net". Raises UserError if there is none."""
     module, _, name = path.partition(":")
     try:
         found: Any = importlib.import_module(module)

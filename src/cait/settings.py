@@ -25,29 +25,22 @@ Settings = dict[str, Any]
 Init = Callable[..., None]
 
 
-class Given(Settings):
-    """All settings of a call by name, defaults and extras' settings included."""
-
-
 def flat(more: str = "") -> Callable[[Init], Init]:
     """A decorator for a constructor that takes groups: callers give the groups' fields by name.
 
         @flat()
-        def __init__(self, model: Model, optimizer: Optimizer, seed: int = 0, *, given: Given) -> None:
+        def __init__(self, model: Model, optimizer: Optimizer, seed: int = 0, *, given: Settings) -> None:
 
-    is called with `lr=1e-3, seed=1`, where `lr` is a field of `Optimizer`. A parameter of the type `Given` gets all
-    values. The signature and the docstring list all fields, so LightningCLI and `help` show them, and subclasses may
-    pass `**kwargs` on.
+    is called with `lr=1e-3, seed=1`, where `lr` is a field of `Optimizer`. `given` gets all values by name. The
+    signature and the docstring list all fields, so LightningCLI and `help` show them, and subclasses may pass
+    `**kwargs` on.
 
-    Args:
-        more: what extras add groups to, as `cait.plugins.groups` has them. They are checked; `Given` has their values.
-
-    Raises:
-        UserError: in the call, there is no such setting, or a group refuses its value.
+    Extras add groups to `more`, as `cait.plugins.groups` has them. They are checked; `given` has their values. A call
+    raises UserError if there is no such setting, or a group refuses its value.
     """
 
     def decorate(init: Init) -> Init:
-        kinds = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
+        kinds = {name: kind for name, kind in get_type_hints(init).items() if name not in ("return", "given")}
         added = plugins.groups(more) if more else []
         settings = _settings(init)
         for kind in added:
@@ -60,14 +53,14 @@ def flat(more: str = "") -> Callable[[Init], Init]:
                 raise UserError(f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, settings)}")
             bound = signature.bind(self, *args, **named)
             bound.apply_defaults()
-            given = Given(bound.arguments)
-            del given["self"]
+            given = {name: value for name, value in bound.arguments.items() if name != "self"}
             for kind in added:
                 group(kind, given)
-            init(self, **{name: _argument(name, kind, given) for name, kind in kinds.items()})
+            made = {name: group(kind, given) if is_dataclass(kind) else given[name] for name, kind in kinds.items()}
+            init(self, **made, given=given)
 
         described: Any = constructor
-        described.__signature__, described.__name__ = signature, "__init__"
+        described.__signature__ = signature
         described.__annotations__ = {name: each.annotation for name, each in settings.items() if name != "self"}
         sentences: dict[str, str] = {}
         for kind in [*reversed(added), *reversed(kinds.values())]:
@@ -87,15 +80,9 @@ def _settings(made: Any) -> dict[str, inspect.Parameter]:
         kind = kinds.get(name, parameter.annotation)  # `self` has no kind
         if is_dataclass(kind):
             found |= _settings(kind)
-        elif kind is not Given:
+        elif name != "given":
             found[name] = parameter.replace(annotation=kind, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return found
-
-
-def _argument(name: str, kind: Any, given: Given) -> Any:
-    if is_dataclass(kind):
-        return group(kind, given)
-    return given if kind is Given else given[name]
 
 
 def group(kind: Any, given: Mapping[str, Any]) -> Any:
@@ -124,7 +111,7 @@ def documented(kind: Any) -> dict[str, str]:
     return found
 
 
-def save_hyperparameters(module: Any, given: Given) -> None:
+def save_hyperparameters(module: Any, given: Settings) -> None:
     """Lightning's own would look for them in the constructor's frame, where `flat` has put groups in their place.
 
     A subclass that takes more calls Lightning's for these: `self.save_hyperparameters("layers")`.
@@ -140,8 +127,7 @@ SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
 def take_from_data(module: Any, data: Any) -> Settings:
     """A LightningModule's `SIZES` from its data module, or None; they and the normalisation join its hyper-parameters.
 
-    Raises:
-        UserError: the module was given other sizes, or takes images of other channels.
+    Raises UserError if the module was given other sizes, or takes images of other channels.
     """
     sizes: Settings = dict(SIZES)
     for name, default in SIZES.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cait import disk
 from cait.errors import UserError
+from cait.file_lock import file_lock
 
 MARK = "# signed "
 """Begins the last line of a configuration; a digest follows."""
@@ -49,34 +50,20 @@ def _path() -> Path:
 
 def _key() -> bytes:
     """This account's key; empty where there is none."""
-    try:
-        with disk.open_file(_path(), 1 << 10) as file:
+    with suppress(OSError, RuntimeError, UserError):  # no home
+        with disk.open_file(_path(), BYTES) as file:
             key = file.read()
-    except (OSError, RuntimeError, UserError):  # no home
-        return b""
-    return key if len(key) == BYTES else b""
-
-
-def _place(beside: Path, path: Path) -> None:
-    """Give a whole file its name, unless there is one of that name."""
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        os.rename(beside, path)
+        return key if len(key) == BYTES else b""
+    return b""
 
 
 def _new_key() -> bytes:
-    """Make a key where there is no file of one. Of two processes that do so at once, one's stays."""
-    with suppress(OSError, RuntimeError):  # nothing can be written there
+    """Make a key where there is no file of one. Of two processes that do so at once, the second takes the first's."""
+    with suppress(OSError, RuntimeError, UserError):  # nothing can be written there
         path = _path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = disk.scratch(path)
-        try:
-            with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(BYTES))
-            _place(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with file_lock(path.with_name("lock")):
+            if not path.exists():
+                with disk.whole(path) as beside:
+                    beside.touch(0o600)
+                    beside.write_bytes(secrets.token_bytes(BYTES))
     return _key()

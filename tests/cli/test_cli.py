@@ -1,18 +1,19 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from harness import SMALL, Cait, checkpoint, environment, python, rows
-from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cait import cores
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -98,19 +99,15 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
 def test_a_global_batch_is_shared_out_over_four_processes(
     batch_size: int, accumulated: int, mixup: float, share: int | None, digits_root: Path
 ) -> None:
-    place = dict(root=str(digits_root), img_size=16, num_workers=0, repeats=1)
-    data = ImageNetDataModule(**place, batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0)
-    data.trainer = Trainer(
-        accelerator="cpu", devices=4, strategy="ddp", accumulate_grad_batches=accumulated, logger=False
-    )
+    data = ImageNetDataModule(str(digits_root), batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0)
+    trainer: Any = SimpleNamespace(world_size=4, accumulate_grad_batches=accumulated)
     if share is None:
         with pytest.raises(UserError, match=f"batch_size {batch_size} cannot be shared out over {4 * accumulated}"):
-            data.setup("fit")
+            data.share_batch(trainer)
         return
-    for stage in ("fit", "fit", "validate"):  # nothing is shared out twice
-        data.setup(stage)
+    for _ in range(2):  # nothing is shared out twice
+        data.share_batch(trainer)
         assert data.batch_size == data.eval_batch_size == share
-        assert data.train_dataloader().batch_sampler.batch_size == share
 
 
 def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(
@@ -149,17 +146,10 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict", "export"))
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "told"), [(KeyboardInterrupt, 130, "cait: interrupted\n"), (BrokenPipeError, 141, "")]
-)
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
 @pytest.mark.parametrize("wrapped", [False, True])  # as Lightning and rich do
 def test_interrupted_or_cut_off(
-    error: type[BaseException],
-    status: int,
-    told: str,
-    wrapped: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    error: type[BaseException], status: int, wrapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(*_: object, **__: object) -> None:
         try:
@@ -169,14 +159,11 @@ def test_interrupted_or_cut_off(
                 sys.exit(1)
             raise
 
-    monkeypatch.setattr(sys, "argv", ["cait"])
     monkeypatch.setattr("cait.cli.lightning.CaiTCLI", cut)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "dup2", lambda *_: None)  # it would close pytest's own output
-        with pytest.raises(SystemExit) as stop:
-            main(["fit", *SMALL])
+    monkeypatch.setattr(cores, "discard", lambda _: None)  # it would close pytest's own output
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL])
     assert stop.value.code == status
-    assert capfd.readouterr().err == ("" if wrapped else told)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,12 @@ import pytest
 import yaml
 from harness import DEVICES, REPO, Cait, rows
 
-from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.guards.configurations import is_overlay
-from cait.plugins import Setting
+from cait.guards.configurations import is_overlay, without_absent
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-EXTRAS = {path for path in REPO.glob("src/cait/extras/*/*.yaml") if is_overlay(path)}
-EXTRAS |= {path for path in REPO.glob("contrib/*/*.yaml") if is_overlay(path)}
-CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml"), *EXTRAS})
+CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
 
 
 def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:
@@ -64,18 +60,19 @@ def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait: Cait, tmp_pat
     assert (settings["repeats"], settings["mixup"], settings["cutmix"]) == (1, 0.0, 0.0)
 
 
-def test_an_overlay_sets_what_an_extra_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        plugins, "of_kind", lambda kind: [[Setting("tracker", str, "", "")]] if kind == "SETTINGS" else []
-    )
-    for text, is_one in [
-        ("tracker: mine\ntrainer: {max_epochs: 2}\n", True),
-        ("tracker: mine\nmodel: {lr: 1.0}\n", False),
-        ("trainer: {max_epochs: 2}\n", False),
-    ]:
+def test_an_overlay_says_neither_data_nor_model(tmp_path: Path) -> None:
+    for text, is_one in [("logger: wandb\ntrainer: {max_epochs: 2}\n", True), ("model: {lr: 1.0}\n", False)]:
         (tmp_path / "it.yaml").write_text(text)
         assert is_overlay(tmp_path / "it.yaml") == is_one, text
-    assert is_overlay(Path("configs/trainer/gpu.yaml"))
+    assert is_overlay(Path("configs/trainer/debug.yaml"))
+
+
+def test_what_an_absent_extra_took_is_left_out_and_the_models_own_stays() -> None:
+    data, model = {"root": "x", "gone": 3, "off": None}, {"lr": 1.0, "off": False, "own": 4}
+    config = {"data": data, "model": model, "gone": {"every_n_steps": 5}}
+    kept, left_out = without_absent(config, {"data", "data.root", "model", "model.lr"})
+    assert kept == {"data": {"root": "x"}, "model": {"lr": 1.0, "own": 4}}
+    assert left_out == ["data.gone", "gone.every_n_steps"]
 
 
 @pytest.mark.parametrize(

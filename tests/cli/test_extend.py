@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from harness import DEVICES, REPO, Cait, checkpoint, ended, rows
+from harness import DEVICES, REPO, Cait, ended, rows
 from runs import kill_and_resume
 
 pytestmark = pytest.mark.slow
@@ -60,22 +59,3 @@ def test_it_trains_survives_a_kill_is_scored_and_predicts(own: Path, cait: Cait)
     assert (scores["ema"]["images"], scores["class_names"][:2]) == (597, ["zero", "one"])
     predicted = cait("predict", "killed", str(own / "data/digits/val/3"), "--format=csv")
     assert predicted.returncode == 0, predicted.stderr
-
-
-def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Path, cait: Cait) -> None:
-    settings = [RUN[0], *DEVICES, "--data.num_workers=1", "--run_name=own"]
-    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=5", "--ema.decay=0.9"]
-    begun = cait("fit", *settings, *short, "--trainer.callbacks+=own_parts.HalfEMA")
-    assert begun.returncode == 0, begun.stderr
-    last = checkpoint(own / "logs/own")
-    first = last["callbacks"]["EMA"]  # as the built-in one's
-    assert not torch.equal(first["head.weight"], last["state_dict"]["model.head.weight"])
-    scored = cait("eval", "own")
-    assert scored.returncode == 0, scored.stderr
-    assert "ema" in json.loads((own / "logs/own/evaluation.json").read_text())
-    # Resumed without it, the built-in average goes on from there.
-    resumed = cait("resume", "own", "--trainer.max_epochs=2", "--trainer.callbacks=null", "--ema.decay=0.999999")
-    assert resumed.returncode == 0, resumed.stderr
-    assert torch.allclose(
-        checkpoint(own / "logs/own")["callbacks"]["EMA"]["head.weight"], first["head.weight"], atol=1e-5
-    )

@@ -18,7 +18,7 @@ from cait.cli import main
 from cait.cli.lightning import CaiTCLI
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.guards import configurations, trainer_checks
+from cait.guards import configurations, refusals
 from cait.run.loggers import run_loggers
 
 
@@ -60,7 +60,7 @@ def test_the_loss_curve_does_not_depend_on_accumulation(digits_root: Path, tmp_p
 
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
     assert configurations.recipe(["--config=configs/digits.yaml", "--config=configs/trainer/debug.yaml"]) == "digits"
-    files = ["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]
+    files = ["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "configs/imagenet/finetune_384.yaml"]
     assert configurations.recipe([f"--config={file}" for file in files]) == "finetune_384"
     assert configurations.recipe([]) == ""
 
@@ -68,7 +68,7 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), True, False)
+        refusals.check_processes(trainer(num_nodes=2, devices=1, strategy="ddp"))
 
 
 def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(

@@ -6,8 +6,6 @@ from PIL import Image
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
-from cait.train.callbacks import EMA
-
 
 class Net(nn.Module):
     def __init__(self, img_size, num_classes, width=16):
@@ -46,13 +44,6 @@ def noisy(image):
 
 def macro_f1(num_classes):
     return MulticlassF1Score(num_classes, average="macro")
-
-
-class HalfEMA(EMA):
-    """An average of your own, with a state of your own beside it."""
-
-    def __init__(self):
-        super().__init__(decay=0.5)
 
 
 class Failing(nn.Module):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from harness import slow
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, LearningRateFinder
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3
@@ -134,7 +133,7 @@ def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
         def on_before_optimizer_step(self, *_: object) -> None:
             steps.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
 
-    trainer(max_epochs=1, callbacks=[Watching(), GradientAccumulationScheduler({0: 4})]).fit(net, batches)
+    trainer(max_epochs=1, callbacks=[Watching()], accumulate_grad_batches=4).fit(net, batches)
 
     def gradient(batch: list[torch.Tensor]) -> list[torch.Tensor]:
         net.zero_grad()

@@ -127,9 +127,7 @@ def _run(argv: list[str], program: Program) -> None:
         meant = OTHER_NAMES.get(name)
         hint = f"; did you mean {meant}?" if meant else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
-    if any(word.partition("=")[0] in ("-c", "--config") for word in rest):
-        from cait.guards.configurations import files_first
+    from cait.guards.configurations import files_first
 
-        rest = files_first(rest)
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    known[name].load()(rest, program)
+    known[name].load()(files_first(rest), program)

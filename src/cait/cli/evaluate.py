@@ -14,7 +14,7 @@ from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
-from cait.errors import UserError, console
+from cait.errors import console
 from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -121,8 +121,7 @@ def _is_root_of(folder: Path, root: str | Path) -> bool:
 class Scoring:
     """The settings, Trainer, LightningModule and data module of a LightningCLI that is about to score.
 
-    Args:
-        folder: of the run; None if only a checkpoint or weights are named.
+    The run's `folder` is None if only a checkpoint or weights are named.
     """
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
@@ -134,8 +133,6 @@ class Scoring:
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """Score the validation set, given as the arguments of Trainer.validate; print and write."""
-        if self.trainer.limit_val_batches == 0:
-            raise UserError("--trainer.limit_val_batches 0 scores nothing")
         if self.trainer.is_global_zero:
             disk.check_output(self.output)  # now, not after an hour
         self._choose_images()

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
-from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -48,6 +47,7 @@ def resume(arguments: list[str], program: Program) -> None:
 
 def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]:
     """The arguments of `fit` that continue a run."""
+    config = rundir.config(folder)
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
     named = [override.split("=")[0] for override in overrides]
@@ -61,9 +61,6 @@ def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]
         if last:
             place += ["--ckpt_path", last]
             sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
-        elif (folder / rundir.CONFIG).is_file():
-            print(f"{folder} has no checkpoint yet: it starts again", flush=True)
         else:
-            start = to_type("make train", "cait fit --config digits.yaml")
-            raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `{start}`")
-    return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]
+            print(f"{folder} has no checkpoint yet: it starts again", flush=True)
+    return ["fit", f"--config={config}", *place, *overrides]

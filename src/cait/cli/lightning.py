@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +27,8 @@ import cait
 from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import UserError, one_line
-from cait.guards import configurations, refusals, trainer_checks
+from cait.errors import UserError
+from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
 from cait.run import rundir
@@ -70,27 +71,15 @@ OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 
 
 class SaveConfig(Callback):
-    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone.
-
-    Args:
-        parser: of the settings.
-        config: the settings.
-    """
+    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone."""
 
     def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
         self.text = parser.dump(config, skip_none=False)
-        for line in self.text.splitlines():
-            if "Unable to serialize instance" in line:  # a resumed run could not read it back
-                raise UserError(f"config.yaml cannot hold {line.strip()}: take text or a number instead")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        path = Path(trainer.default_root_dir) / rundir.CONFIG
-        text = signature.signed(self.text)
-        if not path.exists() or disk.read_text(path) != text:
-            with disk.whole(path) as beside:
-                beside.write_text(text)
+        if trainer.is_global_zero:
+            with disk.whole(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
+                beside.write_text(signature.signed(self.text))
 
 
 class CaiTCLI(LightningCLI):
@@ -100,9 +89,6 @@ class CaiTCLI(LightningCLI):
         arguments: a verb of LightningCLI and its options.
         program: what `cait` was started with.
         own_settings: the settings of runs, by their files, which have been read already; see `cait.guards.trust`.
-
-    Raises:
-        UserError: bad input, or a setting that Lightning refuses.
     """
 
     lock: RunLock | None = None
@@ -111,13 +97,13 @@ class CaiTCLI(LightningCLI):
     checkpoint_step: int | None = None
 
     @refusals.in_one_line()
-    @refusals.without_full_disks_of_threads()
     def __init__(
         self, arguments: list[str], program: Program, own_settings: Mapping[Path, Settings] | None = None
     ) -> None:
         self.own_settings = own_settings or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
         _hide_noise()
+        threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
@@ -158,39 +144,31 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        arguments = configurations.join_values(self.arguments)
-        for place, argument in enumerate(arguments):
-            for path in configurations.config_files([argument]):
-                if (config := self._settings_in(path)) is not None:
-                    text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
-                    arguments[place] = f"--config={text}"
+        arguments = [self._checked(word) if word.startswith("--config=") else word for word in self.arguments]
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            words = [VERBS[self.arguments[0]], *self.arguments[1:]]
-            raise UserError(refusals.explain(str(error), words, self._known())) from error
+            raise UserError(refusals.explain(str(error), VERBS[self.arguments[0]], self._known())) from error
         if self.config.subcommand == "fit":
-            trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
+            refusals.check_settings(self.config.fit.trainer)
+            refusals.check_callbacks(self.config.fit.trainer.callbacks)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
         return list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
 
-    def _settings_in(self, path: Path) -> Settings | None:
-        """The settings of a configuration that the verb takes; None takes the file as it is written.
-
-        Raises:
-            UserError: it is no configuration.
-        """
+    def _checked(self, option: str) -> str:
+        """`--config=FILE`; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
+        path, trains = Path(option.removeprefix("--config=")), self.arguments[0] == "fit"
         config = self.own_settings[path] if path in self.own_settings else configurations.settings(path)
-        trains = self.arguments[0] == "fit"
         if path.name == rundir.CONFIG:
             config, left_out = configurations.without_absent(config, self._known())
             if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         elif trains:
-            return None
-        return config if trains else configurations.without_classes(config)
+            return option
+        config = config if trains else configurations.without_classes(config)
+        return f"--config={yaml.safe_dump(config, default_flow_style=True, width=float('inf'))}"
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -245,7 +223,6 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
-        trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
@@ -255,26 +232,16 @@ class CaiTCLI(LightningCLI):
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
             kwargs.update(logger=False, enable_checkpointing=False)
-            kwargs["plugins"].append(DurableCheckpointIO())  # it reads folders too
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
             kwargs["plugins"].append(cluster)
-        try:
-            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
-            if self.subcommand == "fit":
-                self.datamodule.share_batch(trainer)  # before other processes are started
-        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
-            raise UserError(one_line(error)) from error
-        trainer_checks.check_trainer(trainer, self.subcommand == "fit", bool(given.sync_batchnorm))
+        trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
+        refusals.check_strategy(trainer, given)
         if self.subcommand == "fit":
+            refusals.check_processes(trainer)
+            self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
-            trainer_checks.check_rates(self.model.schedule, images)
+            refusals.check_rates(self.model.schedule, images)
         return trainer
-
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`."""
-        if any(isinstance(callback, EMA) for callback in config["callbacks"]):
-            callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
-        return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
@@ -301,9 +268,7 @@ class CaiTCLI(LightningCLI):
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
-        trainer_checks.check_numbers(given)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
-        _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint

@@ -12,7 +12,7 @@ from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.guards import trust
 from cait.run import rundir
-from cait.settings import Settings, group
+from cait.settings import group
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -86,8 +86,7 @@ def device() -> Any:
 def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
 
-    Raises:
-        UserError: there is no such run or file; the error names the `purpose`, such as "visualize".
+    A UserError names the `purpose`, such as "visualize".
     """
     path = Path(source)
     if path.is_file():
@@ -116,9 +115,6 @@ def from_checkpoint(
         ema: whether to take the moving average of the weights; None takes it if there is one.
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
         module, data: classes in the place of the package's own, as `load` takes them.
-
-    Raises:
-        UserError: the checkpoint or the run's configuration cannot be used.
     """
     from cait.data.datamodule import ImageNetDataModule
     from cait.model.network import NetworkSettings, input_shape
@@ -134,7 +130,9 @@ def from_checkpoint(
         size = img_size
         network = group(NetworkSettings, hparams | {"img_size": size}).build().eval()
         load_weights(network, path, ema)
-    settings = _data_settings(folder, hparams, state) | {"img_size": size, "in_chans": 1 if channels == 1 else 3}
+    settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
+    settings |= saved.data_settings(folder) if folder else (state or {}).get("preprocessing") or {}
+    settings |= {"img_size": size, "in_chans": 1 if channels == 1 else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
         images = kind(**saved.accepted(kind, settings))
@@ -144,14 +142,6 @@ def from_checkpoint(
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
     names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
-
-
-def _data_settings(folder: Path | None, hparams: Settings, state: dict[str, Any] | None) -> Settings:
-    """How images are prepared, as a run or a checkpoint alone says."""
-    if folder is not None:
-        return saved.data_settings(folder)
-    sizes = {key: hparams[key] for key in ("mean", "std") if key in hparams}
-    return sizes | ((state or {}).get("preprocessing") or {})
 
 
 def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:

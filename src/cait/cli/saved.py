@@ -27,9 +27,6 @@ def data_settings(folder: Path) -> Settings:
     """The settings of a run's data module; of a stranger's run where its images are and how they are prepared.
 
     The images that it held out stay the same, even if the folder has grown.
-
-    Raises:
-        UserError: the run's configuration does not hold them.
     """
     path = rundir.config(folder)
     text = configurations.read_text(path)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, plugins, progress, seeds
+from cait import cores, disk, plugins, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
 from cait.data.loader import READY, Loader, Loading, init_worker, worker_start
@@ -23,7 +23,7 @@ from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBat
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
-from cait.settings import Given, flat, values
+from cait.settings import Settings, flat, values
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -62,7 +62,7 @@ class ImageNetDataModule(LightningDataModule):
         class_names: list[str] | None = None,
         seed: int = 0,
         *,
-        given: Given,
+        given: Settings,
     ) -> None:
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
@@ -343,7 +343,7 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size,
-            "batches accumulated, by epoch": progress.accumulation(self.trainer) if self.trainer else {0: 1},
+            "batches accumulated": self.trainer.accumulate_grad_batches if self.trainer else 1,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
             "order of the images": self.order.name,

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from cait import CONFIGS, disk, plugins
-from cait.errors import UserError, one_line, printable
+from cait import CONFIGS, disk
+from cait.errors import UserError, did_you_mean, one_line, printable
 from cait.settings import Settings, flatten
 
 MOST_BYTES, DEEPEST = 1 << 20, 50
@@ -39,28 +39,28 @@ OFF: tuple[Any, ...] = (None, False, [], {})
 """Values of a setting that does nothing."""
 
 
-def join_values(arguments: Iterable[str]) -> list[str]:
-    """`--config FILE` as `--config=FILE`; the file is found by `found`."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined and joined[-1] in ("--config", "-c") and not argument.startswith("-"):
-            joined[-1] = f"--config={argument}"
-        else:
-            joined.append(re.sub("^-c=", "--config=", argument))
-    return [re.sub("(?s)^--config=(.*)", lambda given: f"--config={found(given[1])}", word) for word in joined]
-
-
 def files_first(arguments: Iterable[str]) -> list[str]:
-    """`join_values` with every --config before the other options, which win over it wherever they stand."""
-    words = join_values(arguments)
-    start = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-    return words[:start] + sorted(words[start:], key=lambda word: not word.startswith("--config="))
+    """Every `--config FILE` and `-c FILE` as `--config=FILE`, before the other options, which win over it."""
+    words, files, others = iter(arguments), list[str](), list[str]()
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name in ("--config", "-c"):
+            files.append(f"--config={_found(value if has_value else next(words, ''))}")
+        else:
+            others.append(word)
+    start = next((place for place, word in enumerate(others) if word.startswith("-")), len(others))
+    return [*others[:start], *files, *others[start:]]
 
 
-def found(name: str) -> str:
-    """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
+def _found(name: str) -> str:
+    """The file that --config names: from the working directory, else of the package. Raises UserError without one."""
+    if os.path.exists(name):
+        return name
     packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
-    return packaged if os.path.isfile(packaged) and not os.path.exists(name) else name
+    if os.path.isfile(packaged):
+        return packaged
+    files = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")]
+    raise UserError(f"--config {name}: there is no such file{did_you_mean(name, files)}")
 
 
 def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
@@ -71,20 +71,14 @@ def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
             yield name, value if has_value else None if following.startswith("--") else following
 
 
-def configurations_of(arguments: Iterable[str]) -> list[str]:
-    """What `--config` names: files, or YAML itself."""
-    return [word.removeprefix("--config=") for word in join_values(arguments) if word.startswith("--config=")]
-
-
 def config_files(arguments: Iterable[str]) -> list[Path]:
-    """The files that `--config` names."""
-    named = map(Path, configurations_of(arguments))
-    return [path for path in named if len(path.name) < 256 and path.is_file()]
+    """The files that `--config=` names."""
+    return [Path(word.removeprefix("--config=")) for word in arguments if word.startswith("--config=")]
 
 
 def recipe(arguments: Iterable[str]) -> str:
-    """The name of the last file of `--config` that is no overlay; empty if there is none."""
-    named = map(Path, reversed(configurations_of(arguments)))
+    """The name of the last file of `--config=` that is no overlay; empty if there is none."""
+    named = reversed(config_files(arguments))
     return next((path.stem for path in named if not is_overlay(path)), "")
 
 
@@ -95,18 +89,9 @@ def check_run_name(name: str) -> None:
 
 
 def is_overlay(path: Path) -> bool:
-    """Whether a configuration says where a run trains and logs, and not what it is.
-
-    It then lies in a folder `trainer`, or sets what an extra adds and, at most, the Trainer.
-    """
-    if path.parent.name == "trainer":
-        return True
-    try:
-        content = load(read_text(path), path)
-    except (OSError, UserError):  # no file or no YAML, which the parser reports
-        return False
-    added = {setting.name.partition(".")[0] for setting in plugins.settings()}
-    return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
+    """Whether a configuration says where a run trains and logs, and not what it is, as one in a folder `trainer`."""
+    groups = {str(name).partition(".")[0] for name in settings(path)}
+    return path.parent.name == "trainer" or not {"data", "model"} & groups
 
 
 def read_text(path: Path) -> str:
@@ -115,13 +100,9 @@ def read_text(path: Path) -> str:
 
 
 def settings(path: Path, text: str | None = None) -> Settings:
-    """The settings in a configuration.
+    """The settings in a configuration, of which `text` may have been read already.
 
-    Args:
-        text: what it holds, if that has been read already.
-
-    Raises:
-        UserError: it is no YAML, holds no settings, or sets one that follows another.
+    Raises UserError if it is no YAML, holds no settings, or sets one that follows another.
     """
     content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
@@ -136,8 +117,7 @@ def settings(path: Path, text: str | None = None) -> Settings:
 def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
     """(`config` without the settings of extras that are not here, names of those left out that were set)
 
-    Args:
-        known: every setting and group of settings of the verb, as "model" and "model.lr".
+    `known` has every setting and group of settings of the verb, as "model" and "model.lr".
     """
     kept = {name: value for name, value in config.items() if name in known}
     for group in {"data", "model"} & kept.keys():
@@ -171,8 +151,7 @@ class Loader(yaml.CSafeLoader):
 def load(text: str, source: Path | str) -> Any:
     """The value that a YAML text stands for. `source` names it in errors.
 
-    Raises:
-        UserError: it is no YAML, deeper than `DEEPEST`, or has control characters or aliases, which may grow.
+    Raises UserError if it is no YAML, deeper than `DEEPEST`, or has control characters or aliases, which may grow.
     """
     try:
         _check_before_building(text)

@@ -1,21 +1,25 @@
-"""What jsonargparse, Lightning and torch refuse, shortened to one line: it names file, key and value, and a remedy."""
+"""Errors of jsonargparse, Lightning and torch in one line, and settings with which a run cannot save and resume."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lightning
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from cait import CONFIGS
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
-from cait.guards.configurations import LINKED, config_files, settings
-from cait.settings import flatten
+from cait.guards.configurations import LINKED
 
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
@@ -27,26 +31,31 @@ IN_WORDS = {
 REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
 MOST = 100
 """Letters of a line: the value may be an object with all its settings."""
+REPLACED = {
+    "BaseFinetuning": "the optimizer's groups stay as they are in a run; take --model.freeze",
+    "BatchSizeFinder": "find the batch before the run (docs/your_script.md), and give it as --data.batch_size",
+    "GradientAccumulationScheduler": "steps stay as they are in a run; take --trainer.accumulate_grad_batches",
+    "LearningRateFinder": "find the rate before the run (docs/your_script.md), and give it as --model.lr",
+    "ModelPruning": "a run cannot be resumed with it; prune the network that has been trained",
+    "SpikeDetection": "a run cannot be resumed with it; --max_nonfinite_steps ends a run without finite gradients",
+    "StochasticWeightAveraging": "no checkpoint would hold its average; take --ema.decay",
+    "Timer": "take --trainer.max_time",
+    "WeightAveraging": "checkpoints would hold its average in place of the weights; take --ema.decay",
+}
+"""Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
 
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn errors of Lightning and torch that a user can mend into a UserError.
-
-    Raises:
-        UserError: a setting that Lightning refuses, or too little memory.
-    """
+    """Turn errors about settings that Lightning refuses, and about too little memory, into a UserError."""
     try:
         yield
     except UserError:
         raise
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         if re.search(r"out of memory|can't allocate memory", str(error)):
-            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-            raise UserError(
-                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
-                "take a smaller model, or add --model.grad_checkpointing true"
-            ) from error
+            remedy = "lower --data.batch_size or --data.img_size, or add --model.grad_checkpointing true"
+            raise UserError(f"out of memory: {remedy}") from error
         words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
         if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
             words = _shortened(str(error))
@@ -57,20 +66,10 @@ def in_one_line() -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def without_full_disks_of_threads() -> Iterator[None]:
+def tell_of_threads(given: threading.ExceptHookArgs) -> None:
     """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
-    before = threading.excepthook
-
-    def tell(given: threading.ExceptHookArgs) -> None:
-        if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
-            before(given)
-
-    threading.excepthook = tell
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+    if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
+        threading.__excepthook__(given)
 
 
 def in_restoring(error: BaseException) -> str:
@@ -82,24 +81,14 @@ def in_restoring(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def explain(message: str, arguments: list[str], known: list[str]) -> str:
-    """jsonargparse's error, shortened: it has the facts in a text of many lines.
-
-    Args:
-        message: what jsonargparse says.
-        arguments: verb and options.
-        known: every setting, as "model.lr".
-    """
+def explain(message: str, verb: str, known: list[str]) -> str:
+    """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
     if found := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
-        return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{_hint(found[1], arguments[0], known)}"
+        return f"there is no setting {found[1]}{_hint(found[1], verb, known)}"
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         return f"{found[1]} cannot be set: {LINKED.get(found[1], 'it follows another setting')}"
-    if found := re.match(r"Parser key \"config\": .*? '(.*)'", message):
-        name = Path(found[1]).name
-        files = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")]
-        return f"--config {name}: there is no such file{did_you_mean(name, files)}"
     if found := re.match(r'Parser key "(.+?)":', message):
-        return f"{_file_with(found[1], arguments)}--{found[1]}: {_shortened(message[found.end() :])}"
+        return f"--{found[1]}: {_shortened(message[found.end() :])}"
     return one_line(message)
 
 
@@ -111,18 +100,57 @@ def _shortened(message: str) -> str:
 
 def _hint(word: str, verb: str, known: list[str]) -> str:
     """The end of a message about an unknown setting: what has its last part, or is alike."""
-    leaf = word.rpartition(".")[2].replace("-", "_")
-    same = [f"--{name}" for name in known if name.rpartition(".")[2] == leaf and "." in name]
-    if same and "." not in word:
+    if same := [f"--{name}" for name in known if name.endswith(f".{word.replace('-', '_')}")]:
         return f"; did you mean {' or '.join(same)}?"
     return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
 
 
-def _file_with(key: str, arguments: list[str]) -> str:
-    """ "FILE: " if a configuration sets the key and no option does."""
-    if any(re.match(rf"--{re.escape(key)}([.=+]|$)", argument) for argument in arguments):
-        return ""
-    for file in reversed(config_files(arguments)):
-        if any(f"{name}.".startswith(f"{key}.") for name in flatten(settings(file))):
-            return f"{file}: "
-    return ""
+def check_settings(given: Any) -> None:
+    """Refuse settings of the Trainer, as the command line has them, that Lightning accepts and a run cannot have."""
+    for name in ("max_epochs", "max_steps", "limit_train_batches", "accumulate_grad_batches", "val_check_interval"):
+        if given[name] == 0:
+            raise UserError(f"--trainer.{name} 0: a run cannot train with it")
+    interval = given.val_check_interval
+    if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
+        raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
+    if given.use_distributed_sampler:
+        raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+
+
+def check_callbacks(given: Any) -> None:
+    """Refuse the callbacks of `REPLACED` and their subclasses, as configurations name them, before they are made."""
+    named = given if isinstance(given, list) else [given]
+    for path in (callback.class_path for callback in named if hasattr(callback, "class_path")):
+        module, _, name = path.rpartition(".")
+        for base in getattr(getattr(sys.modules.get(module), name, None), "__mro__", ()):  # it may be a function
+            if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
+                raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
+
+
+def check_rates(schedule: Any, images: int) -> None:
+    """Refuse a least learning rate above the highest one, for steps of so many images."""
+    peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
+    if schedule.schedule != "constant" and schedule.min_lr > peak:
+        raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
+
+
+def check_strategy(trainer: Trainer, given: Any) -> None:
+    """Refuse a strategy that cannot save and resume a run, and settings that one's own method `check` refuses."""
+    strategy = trainer.strategy
+    if hasattr(strategy, "check"):
+        strategy.check(trainer.precision, bool(given.sync_batchnorm))
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or given.strategy == "ddp_spawn":
+        name = type(strategy).__name__
+        raise UserError(f"--trainer.strategy: runs save and resume with ddp or one device, not {name}")
+
+
+def check_processes(trainer: Trainer) -> None:
+    """Refuse a run of which processes are missing: it would wait for them, or train on fewer than were asked for."""
+    cluster = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
+        raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
+    asked = trainer.num_devices * trainer.num_nodes
+    if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
+        raise UserError(
+            f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,8 @@ PATIENCE = 2.0
 class RunLock(Callback):
     """A lock on a run's folder, until `release` or the end of the process, however it ends. A missing folder is made.
 
-    As a callback of the Trainer it learns when training begins: from then on `roll_back` removes nothing. The file
-    FINISHED says that training has ended as planned; a run that goes on loses it.
-
-    Raises:
-        UserError: another process holds it.
+    As a callback of the Trainer it learns when training begins. The file FINISHED says that training has ended as
+    planned; a run that goes on loses it. Raises UserError if another process holds the lock.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -36,14 +32,14 @@ class RunLock(Callback):
             self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
-        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}
+        self._is_new = {path.name for path in run_dir.iterdir()} == {LOCK}
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
         self._lock.release()
 
     def on_train_start(self, *_: Any) -> None:
-        self._trained = True
+        self._is_new = False
         (self.run_dir / FINISHED).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -51,13 +47,7 @@ class RunLock(Callback):
             (self.run_dir / FINISHED).touch()
 
     def roll_back(self) -> None:
-        """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
-        if not self._trained:
-            for path in self.run_dir.iterdir():
-                if path.name not in self._before | {LOCK}:
-                    disk.remove(path)
+        """Release the folder; remove one that was new or empty if training never began."""
         self.release()
-        if not (self._trained or self._before):
-            (self.run_dir / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another process has just taken it
-                self.run_dir.rmdir()
+        if self._is_new:
+            disk.remove(self.run_dir)

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from cait import disk, references, signature
+from cait import references, signature
 from cait.errors import UserError
 from cait.guards import configurations
 from cait.run import rundir
@@ -48,16 +48,10 @@ def own_settings(
 ) -> dict[Path, Settings]:
     """The settings in each config.yaml of a command line, read once: what is checked is what is used.
 
-    Args:
-        arguments: of a verb.
-        of_first: gives every process what this function returns in the first, which alone needs the key then.
-
-    Raises:
-        UserError: one is of a run that is not the user's own.
+    `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
+    UserError if one is of a run that is not the user's own.
     """
     files = [path for path in configurations.config_files(arguments) if path.name == rundir.CONFIG]
-    for path in files:
-        disk.check_inside(path.parent)
     texts = [configurations.read_text(path) for path in files]
     checked = json.loads(of_first(lambda: json.dumps([(text, is_own(text)) for text in texts])))
     found = {}
@@ -69,14 +63,9 @@ def own_settings(
 
 
 def check_code(path: Path, content: Settings, folder: Path | None) -> None:
-    """Refuse settings of any run that name code which the run's config.yaml, if signed, does not name.
+    """Refuse settings in the file `path` that name code which the config.yaml in `folder`, if signed, does not name.
 
-    Args:
-        path: of the file that holds them.
-        folder: of the run; None if they do not lie in one.
-
-    Raises:
-        UserError: they name some, and --trust-config is not given.
+    The error is a UserError. With --trust-config there is none.
     """
     own = references.paths_in(signature.own_text(folder / rundir.CONFIG)) if folder else []
     for name in _code(content):

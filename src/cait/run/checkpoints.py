@@ -49,10 +49,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             self.error = f"cannot write {path}: {disk.cause_of(error)}"
             beside.unlink(missing_ok=True)
 
-    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        with ckpt.reading(path):
-            return super().load_checkpoint(path, *arguments, **settings)
-
 
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint has the checksum that was written with it."""

@@ -23,7 +23,7 @@ from cait.model import network
 from cait.model.attention import precise
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings
-from cait.settings import Given, flat, save_hyperparameters, take_from_data
+from cait.settings import Settings, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
 from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
@@ -87,7 +87,7 @@ class CaiTModule(LightningModule):
         distillation: DistillationSettings,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
-        given: Given,
+        given: Settings,
     ) -> None:
         super().__init__()
         save_hyperparameters(self, given)

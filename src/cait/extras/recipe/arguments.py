@@ -27,7 +27,7 @@ from cait.extras.recipe.survey import MINUTES, Survey, survey, this_machine
 from cait.extras.recipe.trial import Trial, channels_of
 from cait.extras.recipe.weights import Weights, default_weights, initial_weights, published
 from cait.guards import configurations
-from cait.guards.configurations import configurations_of, is_overlay, options
+from cait.guards.configurations import config_files, is_overlay, options
 from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
@@ -51,7 +51,7 @@ def add_recipe(arguments: list[str], program: Program) -> list[str]:
     minutes, source = given.pop("minutes", None), str(given.pop("from", ""))
     arguments = without(without(arguments, "minutes"), "from")
     root = given.get("data.root")
-    files = [Path(path) for path in configurations_of(arguments)]
+    files = config_files(arguments)
     settled = "ckpt_path" in given or not all(map(is_overlay, files))
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not is_folder(root):
         if minutes:

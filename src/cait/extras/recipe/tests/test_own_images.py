@@ -378,10 +378,11 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
             arguments.add_recipe([*given, f"--minutes={wrong}"], Program())
     with pytest.raises(UserError, match="there is no setting minuts; did you mean --minutes"):
         replace_arguments("fit", [*given, "--minuts=3"], Program())
-    named = ["--config=mine.yaml", "--run_name", "minutes"]
+    digits = f"--config={REPO / 'configs/digits.yaml'}"
+    named = [digits, "--run_name", "minutes"]
     assert replace_arguments("fit", named, Program()) == named
     with pytest.raises(UserError, match="--minutes is for a folder of images"):
-        arguments.add_recipe(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
+        arguments.add_recipe([digits, "--minutes=2"], Program())
 
 
 @pytest.mark.parametrize("given", [None, 97, 100, 120])
@@ -405,17 +406,16 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
-    overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
+    overlay, digits = (f"--config={REPO / 'configs' / name}" for name in ("trainer/debug.yaml", "digits.yaml"))
     program = Program()
-    chosen = arguments.add_recipe(["--config", overlay, *root], program)
+    chosen = arguments.add_recipe([overlay, *root], program)
     name = program.default_name
     assert name == "photos"
     given = arguments.given_settings(chosen)
     assert "model.fields.patch_size" in given
     assert "trainer.max_epochs" not in given  # the overlay's
     capsys.readouterr()
-    for option in ("--config", "-c"):
-        assert arguments.add_recipe([option, digits, *root], Program()) == [option, digits, *root]
+    assert arguments.add_recipe([digits, *root], Program()) == [digits, *root]
     wrong = [*root, "--data.img_size", "abc"]
     assert arguments.add_recipe(wrong, Program()) == wrong  # the parser tells
 
