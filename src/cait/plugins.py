@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "extras"
 
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
-    "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
+    "SETTINGS": "list[Setting]: settings of `cait fit`, `cait eval` and `cait predict`",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
@@ -59,14 +59,15 @@ class Verb:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the verbs that train or score.
+    """A setting of the verbs that train, score or classify.
 
     Args:
         name: without the dashes, as "logger_args".
-        type: as a function's annotation.
+        type: as a function's annotation; for "predict" a function, which makes of the text what is called with
+            (loaded, row, image) for each image that is read. See `_rows` in cait.cli.predict.
         default: of this type.
         help: a sentence.
-        verbs: "fit" or "eval", the verbs that take it; none named means both.
+        verbs: "fit", "eval" or "predict", the verbs that take it; none named means the first two.
     """
 
     name: str

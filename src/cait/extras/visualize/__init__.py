@@ -1,6 +1,8 @@
 """Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
 
-from cait.plugins import Verb
+from typing import Any
+
+from cait.plugins import Setting, Verb
 
 VERBS = {
     "visualize": Verb(
@@ -17,3 +19,12 @@ VERBS = {
         "what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]",
     ),
 }
+
+
+def _maps(folder: str) -> Any:
+    from cait.extras.visualize.maps import Maps
+
+    return Maps(folder)
+
+
+SETTINGS = [Setting("maps", _maps, None, "folder for a PNG of each image: what the network looks at", ["predict"])]

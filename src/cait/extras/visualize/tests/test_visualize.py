@@ -24,7 +24,7 @@ import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import page, plots
-from cait.extras.visualize import attention, mistakes
+from cait.extras.visualize import maps, mistakes
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -55,11 +55,11 @@ def test_maps_are_timms() -> None:
 def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> None:
     torch.manual_seed(0)
     network, image = package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval(), torch.randn(3, 32, 32)
-    found, maps = attention.look(network, image), network.maps(image[None])
-    for ours, whole in zip(found, maps.class_attention, strict=True):
+    found, whole_maps = maps.look(network, image), network.maps(image[None]).class_attention
+    for ours, whole in zip(found, whole_maps, strict=True):
         assert ours.shape == (4, 4, 4)
         torch.testing.assert_close(ours.flatten(1), whole[0, :, 0, whole.shape[-1] - 16 :])
-    figure = attention.draw(found, np.zeros((32, 32, 3), np.uint8), EVIL)
+    figure = maps.draw(found, np.zeros((32, 32, 3), np.uint8), EVIL)
     figure.savefig(io.BytesIO())
     drawn = {axes.get_title(): axes for axes in figure.axes}
     assert "as the network sees it\n32 × 32 pixels" in drawn
@@ -105,7 +105,7 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     seen = pixels[..., :1].expand(-1, -1, 3)
     assert (plots.pixels(grey.normalize_and_erase(seen[None])[0], grey.preprocessing) == seen.numpy()).all()
 
-    figure = attention.draw(attention.look(bright_seeker(64), image), pixels.numpy(), "")
+    figure = maps.draw(maps.look(bright_seeker(64), image), pixels.numpy(), "")
     axes = next(axes for axes in figure.axes if axes.get_title() == "saliency")
     below, above = axes.images
     assert below.get_extent() == above.get_extent()  # over the pixels that the network sees
@@ -201,6 +201,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image
 
 FAST = ["--data.root=mixed", "--data.batch_size=12", "--data.img_size=32", "--trainer.max_epochs=1"]
 FAST += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
+TIMM = ["--config", str(REPO / "configs/base.yaml"), "--model.name"]
 
 
 @pytest.fixture
@@ -293,9 +294,29 @@ def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert images == 1
 
 
+@pytest.mark.parametrize(
+    "network", [SMALL, TIMM + ["timm/test_resnet"], TIMM + ["timm/test_vit"]], ids=["cait", "resnet", "vit"]
+)
+def test_predict_draws_what_the_page_draws(
+    network: list[str], digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = [f"--data.root={digits_root}", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
+    main(["fit", *network, *FAST, *steps, "--run_name=a"])
+    digit = min((digits_root / "val" / "3").iterdir())
+    twin = Path(shutil.copytree(digit.parent, "other/3"), digit.name)
+    main(["predict", "a", str(digit), "gone.png", str(twin), "--maps", "seen/here", "--output=rows.csv"])
+    assert len(Path("rows.csv").read_text().splitlines()) == 4
+    files = sorted(path.name for path in Path("seen/here").iterdir())
+    assert files == [f"3-{digit.stem}+2.png", f"3-{digit.stem}.png"]
+    main(["visualize", "a", "--no_validation", "--images", str(digit)])
+    (drawn,) = Path("logs/a/visualize").glob("*.png")
+    for file in files:
+        assert np.array_equal(Image.open(Path("seen/here", file)), Image.open(drawn))
+
+
 def test_a_network_of_convolutions_has_a_page_with_grad_cam(trained: Path, capfd: Capture) -> None:
-    network = ["--config", str(REPO / "configs/base.yaml"), "--model.name=timm/test_resnet"]
-    main(["fit", *network, *FAST, "--run_name=plain"])
+    main(["fit", *TIMM, "timm/test_resnet", *FAST, "--run_name=plain"])
     assert "see its mistakes" in capfd.readouterr().out
     main(["visualize", "plain"])
     *_, result, last = capfd.readouterr().out.splitlines()
