@@ -15,8 +15,8 @@ from starving import Time, train_starving
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.screen import progress
-from cait.extras.screen.banner import Banner, attention_in_use, forward_gmacs
 from cait.extras.screen.progress import EpochLines
+from cait.extras.screen.tables import Banner, attention_in_use, forward_gmacs
 from cait.model.network import create_model
 
 

@@ -295,7 +295,7 @@ def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "network", [SMALL, TIMM + ["timm/test_resnet"], TIMM + ["timm/test_vit"]], ids=["cait", "resnet", "vit"]
+    "network", [SMALL, [*TIMM, "timm/test_resnet"], [*TIMM, "timm/test_vit"]], ids=["cait", "resnet", "vit"]
 )
 def test_predict_draws_what_the_page_draws(
     network: list[str], digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
