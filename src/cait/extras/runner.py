@@ -72,12 +72,8 @@ def interruptible(what: str) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: for each of these.
     """
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:

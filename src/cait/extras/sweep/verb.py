@@ -34,8 +34,6 @@ def sweep(arguments: list[str], program: Program) -> None:
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
     disk.check_inside(folder)
-    if (folder / rundir.CONFIG).exists():
-        raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
         with interruptible("trials"):
             trials.Sweep(search, folder, program).train()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cait.extras import plots
 
-LABELLED = 30
-"""Up to this many classes the confusion matrix has their names and shares."""
+MOST_CLASSES = 30
+"""With more classes a confusion matrix has no room for their names."""
 CAPTION = "A row is a true class: the shares of its images that went to each class."
 
 
@@ -63,15 +63,12 @@ def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Scored:
 
 def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     """scikit-learn's confusion matrix, each row as shares of its class."""
-    is_labelled, classes = len(class_names) <= LABELLED, range(len(class_names))
-    side = 2 + 0.4 * len(class_names) if is_labelled else 6.5
+    side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
     colours = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
-    cells = dict(include_values=is_labelled, values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours)
-    names = dict(labels=classes, display_labels=class_names, xticks_rotation="vertical", colorbar=False)
+    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours, colorbar=False)
+    names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
     ConfusionMatrixDisplay.from_predictions(
         scored.labels, scored.predicted, normalize="true", ax=axes, **cells, **names
     )
-    if not is_labelled:
-        axes.set(xticks=[], yticks=[])
     return figure

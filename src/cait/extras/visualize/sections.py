@@ -150,9 +150,11 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         pixels = plots.pixels(_seen(loaded, images[place][0]), loaded.data.preprocessing)
         tiles.append((pixels, title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
     pairs = [(names[true], names[taken], f"{count:,}") for (true, taken), count in wrong.confusions(CONFUSIONS)]
-    frequent = page.table(("true class", "predicted", "images"), pairs)
-    matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")
+    confusion = page.table(("true class", "predicted", "images"), pairs)
+    if len(names) <= mistakes.MOST_CLASSES:
+        matrix = mistakes.confusion(scored, names)
+        confusion += page.paragraph(mistakes.CAPTION) + page.embed(matrix, "confusion matrix")
     return [
         ("Worst mistakes", page.paragraph(f"{result}. The highest loss comes first.") + page.tiles(tiles)),
-        ("Confusion", page.paragraph(mistakes.CAPTION) + frequent + matrix),
+        ("Confusion", confusion),
     ]

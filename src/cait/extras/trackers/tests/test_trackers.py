@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,17 @@ def test_mlflow_goes_on_with_the_run_it_has(tmp_path: Path, monkeypatch: pytest.
     ("name", "settings", "message"),
     [
         ("wandb", {"projekt": 1}, "--logger wandb cannot start: .*projekt"),
-        ("wandb", None, r"--logger wandb needs its package: \.venv/bin/pip install --editable '\.\[loggers\]'"),
-        ("comet", None, r"--logger comet needs its package: \.venv/bin/pip install comet-ml"),
+        ("comet", {}, "--logger comet cannot start: .*comet-ml"),
         ("mlflow", {"tracking_uri": "file:/proc/none"}, "--logger mlflow cannot start: "),
         ("comet", {"api_key": "secret"}, "--logger_args.api_key would be written into the run"),
     ],
 )
 def test_what_cannot_start_says_why(
-    name: str, settings: dict | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if settings is None:
-        monkeypatch.setitem(sys.modules, {"wandb": "wandb", "comet": "comet_ml"}[name], None)
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(UserError, match=message) as error:
-        tracker(name, settings or {}, tmp_path / "one", resumed=False)
+        tracker(name, settings, tmp_path / "one", resumed=False)
     assert "\n" not in str(error.value)
 
 
