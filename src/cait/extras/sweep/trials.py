@@ -10,7 +10,6 @@ from pathlib import Path
 import optuna
 from filelock import BaseFileLock, Timeout
 from optuna import Study, Trial
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from cait.errors import DISK_FULL, UserError
@@ -32,17 +31,6 @@ CAUSE = "cause"
 """Attribute of a trial: why it failed."""
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would tell of each trial
-
-
-def load(folder: Path) -> Study:
-    """The study in a sweep's folder."""
-    if not (folder / STUDY).is_file():
-        raise UserError(f"{folder / STUDY} is missing, so {folder} is no sweep")
-    return optuna.load_study(study_name=NAME, storage=_address(folder))
-
-
-def _address(folder: Path) -> str:
-    return f"sqlite:///{(folder / STUDY).resolve()}"
 
 
 def trial_folder(folder: Path, number: int) -> Path:
@@ -68,28 +56,21 @@ class Sweep:
             self.study = self._open()
 
     def _open(self) -> Study:
-        path, search = self.folder / STUDY, self.search
-        told = json.dumps(search.told, sort_keys=True)
-        if path.is_file() and load(self.folder).user_attrs.get(SPACE) != told:
-            if self._has_begun():
-                raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
-            path.unlink()
+        search, told = self.search, json.dumps(self.search.told, sort_keys=True)
         study = optuna.create_study(
             study_name=NAME,
-            storage=_address(self.folder),
+            storage=f"sqlite:///{(self.folder / STUDY).resolve()}",
             direction="maximize" if search.is_max else "minimize",
             pruner=search.pruner,
             load_if_exists=True,
         )
         if SPACE not in study.user_attrs:
             for point in search.grid:
-                study.enqueue_trial(point)
+                study.enqueue_trial(point, skip_if_exists=True)
             study.set_user_attr(SPACE, told)
+        elif study.user_attrs[SPACE] != told:
+            raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
         return study
-
-    def _has_begun(self) -> bool:
-        """Whether any trial has begun to train."""
-        return any(self.folder.glob(f"trial-*/{rundir.CONFIG}"))
 
     def train(self) -> None:
         """Train until no trial is left to begin."""
@@ -135,7 +116,8 @@ class Sweep:
         if validations.prune():
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
-        if status == 2 and not self._has_begun():
+        if status == 2 and not any(self.folder.glob(f"trial-*/{rundir.CONFIG}")):
+            (self.folder / STUDY).unlink(missing_ok=True)  # the space may be wrong
             raise UserError(f"{self.search.path}: {folder.name}: {cause}")
         if any(os.strerror(code) in cause for code in DISK_FULL):
             raise UserError(f"{folder.name}: {cause}; make room and give the same command again")
@@ -145,6 +127,12 @@ class Sweep:
             trial.set_user_attr(CAUSE, cause)
             return None, TrialState.FAIL
         return (max if self.search.is_max else min)(validations.values), TrialState.COMPLETE
+
+    def ranked(self) -> list[FrozenTrial]:
+        """The trials that have begun: those that came to their end first, the best first among them."""
+        trials = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
+        trials.sort(key=lambda trial: trial.value or 0.0, reverse=self.search.is_max)
+        return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
 
 
 class Validations:
@@ -170,14 +158,6 @@ class Validations:
         with suppress(UserError):  # the run has logged nothing yet
             return curves.read(self.folder).get(self.metric, ([], []))[1]
         return []
-
-
-def ranked(folder: Path) -> list[FrozenTrial]:
-    """The trials of a sweep that have begun: those that came to their end first, the best first among them."""
-    study = load(folder)
-    trials = [trial for trial in study.trials if trial.state != TrialState.WAITING]
-    trials.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
-    return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
 
 
 def in_words(trial: FrozenTrial, metric: str) -> str:
