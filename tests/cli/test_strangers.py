@@ -444,7 +444,7 @@ def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
     for verb, arguments in (VERBS | files).items():
-        if verb not in ("plot", "heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
+        if verb not in ("heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
             line, shown = told(arguments, capfd)
             assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
@@ -479,8 +479,8 @@ def weights(change: Callable[[dict[str, Any]], Any]) -> Mend:
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
-    "metrics: no text": ("plot", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
-    "metrics: a cell": ("plot", written("metrics.csv", "step,val/acc1\n1,x\n"), "is no row of numbers"),
+    "metrics: no text": ("compare", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
+    "metrics: a cell": ("compare", written("metrics.csv", "step,val/acc1\n1,x\n"), "is no row of numbers"),
     "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
     "weights: step": ("predict", weights(lambda c: c.update(global_step="x")), "global_step"),
     "weights: weights": ("predict", weights(lambda c: c.update(state_dict=[1])), "state_dict"),

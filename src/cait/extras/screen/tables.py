@@ -32,7 +32,7 @@ from cait.train.schedule import ScheduleSettings
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
-LOOKS = {"see its mistakes": "visualize", "draw the curves": "plot"}
+LOOKS = {"see its mistakes": "visualize", "draw the curves": "compare"}
 """What to do with a run, and the verb for it, if there is one."""
 
 

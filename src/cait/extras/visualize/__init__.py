@@ -10,13 +10,9 @@ VERBS = {
         "draw attention maps of images, and a page of what a run gets wrong:\n"
         "cait visualize NAME [--images FILE|DIR ...] [--raw]",
     ),
-    "plot": Verb(
-        "cait.extras.visualize.compare:plot",
-        "draw a run's curves: cait plot NAME [--output FILE]",
-    ),
     "compare": Verb(
         "cait.extras.visualize.compare:compare",
-        "what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]",
+        "what differs between runs, and their curves: cait compare NAME ... [--output FILE]",
     ),
 }
 

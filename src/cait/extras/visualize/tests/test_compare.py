@@ -1,4 +1,4 @@
-"""`cait compare` and `cait plot`: what they show is what the runs logged."""
+"""`cait compare`: what it shows is what the runs logged."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_runs_with_the_same_settings_and_brackets_in_them(capsys: pytest.Capture
 
 def test_a_run_is_plotted_as_it_was_logged(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    main(["plot", "long"])
-    assert capsys.readouterr().out == "logs/long/curves.png\n"
-    with Image.open("logs/long/curves.png") as picture:
+    main(["compare", "long"])
+    assert capsys.readouterr().out == "logs/compare-long.png\n"
+    with Image.open("logs/compare-long.png") as picture:
         assert picture.convert("L").getextrema()[0] < 100  # it is not white
     logged = {name: curves.read(Path("logs", name)) for name in ("long", "short")}
     figure = curves.draw({"long": logged["long"]})
@@ -127,11 +127,9 @@ def test_what_cannot_be_compared_or_drawn_is_told_in_one_line(capsys: pytest.Cap
     bare.mkdir()
     shutil.copy("logs/short/config.yaml", bare / "config.yaml")
     for arguments, words in [
-        (["compare", "short"], "compare two runs or more"),
         (["compare", "long", "shrt"], "there is no run logs/shrt; did you mean short"),
-        (["plot", "bare"], "logs/bare/metrics.csv is missing: the run has logged nothing yet"),
+        (["compare", "bare"], "logs/bare/metrics.csv is missing: the run has logged nothing yet"),
         (["compare", "long", "short", "--output=a.xyz"], "a figure's file ends with .png, .pdf or .svg"),
-        (["plot"], "which run?"),
     ]:
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
