@@ -92,7 +92,7 @@ def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
         if math.isfinite(value := float(cells.get(metric, "nan"))):
             values.append(value)
-    if mode is None and metric != METRIC:
+    if mode is None and "acc1" not in metric:
         from cait.train.metrics import best_mode  # here, because torch takes seconds to import
 
         mode = best_mode(metric, {})
