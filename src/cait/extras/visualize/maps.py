@@ -68,7 +68,7 @@ class Maps:
 
 
 def in_words(predictions: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{each['class']} {each['probability']:.1%}" for each in predictions)
+    return ", ".join(f"{each['class']} {each['probability']:.1%}" for each in predictions) or "no class"
 
 
 def kind(network: Any) -> str:

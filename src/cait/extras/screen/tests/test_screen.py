@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, loader, module, trainer
-from starving import Time, train_starving
 
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
@@ -93,10 +93,21 @@ def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(tmp_p
 def test_the_epochs_line_says_how_long_its_steps_waited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    time = Time()
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = clock.perf_counter = lambda: clock.now
     for part in (progress, loading):
-        monkeypatch.setattr(part, "time", time)
-    train_starving(time, 1.0, 3.0, EpochLines())
+        monkeypatch.setattr(part, "time", clock)
+
+    class Slow(list):
+        def __getitem__(self, index: Any) -> Any:
+            clock.now += 3.0
+            return super().__getitem__(index)
+
+    def step(*_: Any) -> None:
+        clock.now += 1.0
+
+    fit = trainer(max_epochs=2, callbacks=[LambdaCallback(on_train_batch_start=step), EpochLines()])
+    fit.fit(module(), loading.Loader(Slow(10 * [next(iter(loader()))]), batch_size=None))
     line = r"^epoch (\d)/2 .* waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
     found = re.findall(line, capsys.readouterr().out, re.MULTILINE)
     assert found == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]
