@@ -111,9 +111,9 @@ class Sweep:
         folder, metric = trial_folder(self.folder, trial.number), self.search.metric
         with file_lock(folder / rundir.LOCK):
             pass  # a sweep that is killed may leave its trial training
-        validations = Validations(trial, folder, metric)
-        status = train_run(self.program, folder, self.search.arguments(trial.params), is_enough=validations.prune)
-        if validations.prune():
+        settings = self.search.arguments(trial.params)
+        status = train_run(self.program, folder, settings, is_enough=lambda: self.prunes(trial))
+        if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
         if status == 2 and not any(self.folder.glob(f"trial-*/{rundir.CONFIG}")):
@@ -121,43 +121,37 @@ class Sweep:
             raise UserError(f"{self.search.path}: {folder.name}: {cause}")
         if any(os.strerror(code) in cause for code in DISK_FULL):
             raise UserError(f"{folder.name}: {cause}; make room and give the same command again")
-        if not (cause or validations.values):
+        values = self._reported(trial)
+        if not (cause or values):
             cause = f"it has no finite {metric}"
         if cause:
             trial.set_user_attr(CAUSE, cause)
             return None, TrialState.FAIL
-        return (max if self.search.is_max else min)(validations.values), TrialState.COMPLETE
+        return (max if self.search.is_max else min)(values), TrialState.COMPLETE
+
+    def prunes(self, trial: Trial) -> bool:
+        """Report the validations that a trial's run has logged by now, and say whether the pruner stops the trial.
+
+        They count from 0, whatever their steps.
+        """
+        logged: list[float] = []
+        with suppress(UserError):  # the run has logged nothing yet
+            logged = curves.read(trial_folder(self.folder, trial.number)).get(self.search.metric, ([], []))[1]
+        known = len(self._reported(trial))
+        for number, value in enumerate(logged[known:], known):
+            trial.report(value, number)
+            if trial.should_prune():
+                return True
+        return False
+
+    def _reported(self, trial: Trial) -> list[float]:
+        return [*self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()]
 
     def ranked(self) -> list[FrozenTrial]:
         """The trials that have begun: those that came to their end first, the best first among them."""
         trials = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
         trials.sort(key=lambda trial: trial.value or 0.0, reverse=self.search.is_max)
         return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
-
-
-class Validations:
-    """The validations of a trial, reported as its run logs them. They count from 0, whatever their steps."""
-
-    def __init__(self, trial: Trial, folder: Path, metric: str) -> None:
-        self.trial, self.folder, self.metric = trial, folder, metric
-        known = trial.study.trials[trial.number].intermediate_values
-        self.values = [known[number] for number in sorted(known)]
-        self._pruned = False
-
-    def prune(self) -> bool:
-        """Report what is new, and say whether the pruner stops the trial."""
-        for value in self._logged()[len(self.values) :]:
-            if self._pruned:
-                break
-            self.trial.report(value, len(self.values))
-            self.values.append(value)
-            self._pruned = self.trial.should_prune()
-        return self._pruned
-
-    def _logged(self) -> list[float]:
-        with suppress(UserError):  # the run has logged nothing yet
-            return curves.read(self.folder).get(self.metric, ([], []))[1]
-        return []
 
 
 def in_words(trial: FrozenTrial, metric: str) -> str:

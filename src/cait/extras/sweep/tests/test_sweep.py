@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
@@ -101,16 +100,16 @@ def test_a_sweep_of_another_space_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    trials.Validations(study.ask(), tmp_path, "val/acc1").prune()  # its run has logged nothing
+    space = SearchSpace(write(tmp_path, pruner={"name": "median", "n_startup_trials": 1}))
     for number, values in enumerate(([10, 20, 30], [11, 19, 40])):
+        sweep = trials.Sweep(space, tmp_path, Program())
+        trial = sweep.next_trial()
+        assert not sweep.prunes(trial)  # its run has logged nothing
         rows = "".join(f"{epoch},{4 * epoch + 3},{value}\n" for epoch, value in enumerate(values))
-        (tmp_path / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
-        validations = trials.Validations(study.ask(), tmp_path, "val/acc1")
-        assert (validations.prune(), validations.prune()) == (bool(number), bool(number))
-        assert validations.values == values[: 2 if number else 3]
-        assert trials.Validations(validations.trial, tmp_path, "val/acc1").values == validations.values  # resumed
-        study.tell(validations.trial, max(validations.values))
+        (trials.trial_folder(tmp_path, number) / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
+        assert sweep.prunes(trial) == bool(number)
+        assert sweep.study.trials[number].intermediate_values == dict(enumerate(values[: 2 if number else 3]))
+        sweep.study.tell(trial, 30)
 
 
 def until(condition: Any, job: subprocess.Popen) -> None:
