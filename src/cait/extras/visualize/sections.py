@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -140,16 +141,17 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     except UserError as error:  # a run from elsewhere, whose images are not here
         print(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
-    wrong, counted = scored.wrong(), len(scored.labels)
-    result = f"top-1 {100 * (1 - len(wrong.labels) / max(counted, 1)):.2f} % of {counted:,} validation images"
+    wrong = [each for each in scored if each.predicted != each.label]
+    result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)
     tiles = []
-    for place, label, taken, probability, loss in itertools.islice(zip(*wrong, strict=True), WORST):
+    for place, label, taken, probability, loss in wrong[:WORST]:
         title = f"true {names[label]}, predicted {names[taken]}"
         file = "/".join(Path(images.samples.name(place)).parts[-2:])
         pixels = plots.pixels(_seen(loaded, images[place][0]), loaded.data.preprocessing)
         tiles.append((pixels, title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
-    pairs = [(names[true], names[taken], f"{count:,}") for (true, taken), count in wrong.confusions(CONFUSIONS)]
+    frequent = Counter((names[each.label], names[each.predicted]) for each in wrong).most_common(CONFUSIONS)
+    pairs = [(*pair, f"{count:,}") for pair, count in frequent]
     confusion = page.table(("true class", "predicted", "images"), pairs)
     if len(names) <= mistakes.MOST_CLASSES:
         matrix = mistakes.confusion(scored, names)
