@@ -90,7 +90,7 @@ def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
     for cells in curves.rows(folder).values():
         validated = any(name.startswith("val") for name in cells)
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
-        if math.isfinite(value := float(cells.get(metric, "nan"))):
+        if math.isfinite(value := cells.get(metric, math.nan)):
             values.append(value)
     if mode is None and "acc1" not in metric:
         from cait.train.metrics import best_mode  # here, because torch takes seconds to import
