@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, Any]:
         row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
             row |= _figures(folder, row["metric"], content.get("best_mode"))
-    except (UserError, OSError, ValueError) as error:
+    except (UserError, OSError, ValueError, OverflowError) as error:
         row["damage"] = one_line(error)
     return row
 
