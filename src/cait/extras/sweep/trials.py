@@ -134,11 +134,13 @@ class Sweep:
 
         They count from 0, whatever their steps.
         """
-        logged: list[float] = []
-        with suppress(UserError):  # the run has logged nothing yet
-            logged = curves.read(trial_folder(self.folder, trial.number)).get(self.search.metric, ([], []))[1]
         known = len(self._reported(trial))
-        for number, value in enumerate(logged[known:], known):
+        try:
+            logged = curves.read(trial_folder(self.folder, trial.number))
+        except UserError:  # nothing yet
+            return False
+        _, values = logged.get(self.search.metric, ([], []))
+        for number, value in enumerate(values[known:], known):
             trial.report(value, number)
             if trial.should_prune():
                 return True

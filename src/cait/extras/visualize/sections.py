@@ -72,7 +72,8 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
     for name, prepared, label in itertools.islice(chosen, given.num_images):
         image = _seen(loaded, prepared)
-        (best,) = loaded.task.best(loaded.task.probabilities(loaded.network(image[None])), loaded.class_names)
+        probabilities = loaded.task.probabilities(loaded.network(image[None]))
+        (best,) = loaded.task.best(probabilities, loaded.class_names)
         words = maps.in_words(best) + (f"; true class {label}" if label is not None else "")
         file, figure = drawn.write(loaded, image, name, words)
         print(f"{os.path.relpath(file)}  {words}", flush=True)
@@ -145,13 +146,14 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)
     tiles = []
-    for place, label, taken, probability, loss in wrong[:WORST]:
-        title = f"true {names[label]}, predicted {names[taken]}"
-        file = "/".join(Path(images.samples.name(place)).parts[-2:])
-        pixels = plots.pixels(_seen(loaded, images[place][0]), loaded.data.preprocessing)
-        tiles.append((pixels, title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
-    frequent = Counter((names[each.label], names[each.predicted]) for each in wrong).most_common(CONFUSIONS)
-    pairs = [(*pair, f"{count:,}") for pair, count in frequent]
+    for each in wrong[:WORST]:
+        title = f"true {names[each.label]}, predicted {names[each.predicted]}"
+        file = "/".join(Path(images.samples.name(each.place)).parts[-2:])
+        image = _seen(loaded, images[each.place][0])
+        pixels = plots.pixels(image, loaded.data.preprocessing)
+        tiles.append((pixels, title, f"at {each.probability:.1%}, loss {each.loss:.2f}; {file}"))
+    taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
+    pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]
     confusion = page.table(("true class", "predicted", "images"), pairs)
     if len(names) <= mistakes.MOST_CLASSES:
         matrix = mistakes.confusion(scored, names)

@@ -16,7 +16,7 @@ from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.screen import progress
 from cait.extras.screen.progress import EpochLines
-from cait.extras.screen.tables import Banner, attention_in_use, forward_gmacs
+from cait.extras.screen.tables import Banner, forward_gmacs
 from cait.model.network import create_model
 
 
@@ -58,14 +58,6 @@ def test_the_banner_says_what_will_run(
     assert "─ training mine ─" in drawn[0]
     assert len(drawn) <= 14
     assert max(map(len, drawn)) <= 80
-
-
-def test_the_backends_of_attention_are_named() -> None:
-    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=2)
-    for backend in ("recompute", "reference"):
-        network = create_model("xxs24", 16, 10, attention_backend=backend, **fields)
-        assert attention_in_use(network) == f", {backend} attention"
-    assert attention_in_use(create_model("xxs24", 16, 10, talking_heads=False, **fields)) == ""
 
 
 def test_the_count_for_any_network() -> None:
