@@ -57,9 +57,10 @@ class Sweep:
 
     def _open(self) -> Study:
         search, told = self.search, json.dumps(self.search.told, sort_keys=True)
+        address = f"sqlite:///{(self.folder / STUDY).resolve()}"
         study = optuna.create_study(
             study_name=NAME,
-            storage=f"sqlite:///{(self.folder / STUDY).resolve()}",
+            storage=address,
             direction="maximize" if search.is_max else "minimize",
             pruner=search.pruner,
             load_if_exists=True,
@@ -69,8 +70,15 @@ class Sweep:
                 study.enqueue_trial(point, skip_if_exists=True)
             study.set_user_attr(SPACE, told)
         elif study.user_attrs[SPACE] != told:
-            raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
+            if self._has_begun():
+                raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
+            optuna.delete_study(study_name=NAME, storage=address)
+            return self._open()
         return study
+
+    def _has_begun(self) -> bool:
+        """Whether any trial has begun to train."""
+        return any(self.folder.glob(f"trial-*/{rundir.CONFIG}"))
 
     def train(self) -> None:
         """Train until no trial is left to begin."""
@@ -116,8 +124,7 @@ class Sweep:
         if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
-        if status == 2 and not any(self.folder.glob(f"trial-*/{rundir.CONFIG}")):
-            (self.folder / STUDY).unlink(missing_ok=True)  # the space may be wrong
+        if status == 2 and not self._has_begun():
             raise UserError(f"{self.search.path}: {folder.name}: {cause}")
         if any(os.strerror(code) in cause for code in DISK_FULL):
             raise UserError(f"{folder.name}: {cause}; make room and give the same command again")

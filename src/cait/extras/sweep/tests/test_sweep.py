@@ -89,14 +89,16 @@ def test_processes_share_a_sweep_and_take_over_what_another_left(tmp_path: Path)
     assert [trial.number for trial in one.ranked()] == [0, 1]
 
 
-def test_a_sweep_of_another_space_is_refused(tmp_path: Path) -> None:
+def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -> None:
     def sweep(**changes: Any) -> trials.Sweep:
         return trials.Sweep(SearchSpace(write(tmp_path, **changes)), tmp_path, Program())
 
     sweep().next_trial()
     assert len(sweep(trials=5).study.trials) == 1
+    assert len(sweep(seed=4).study.trials) == 0  # nothing had begun
+    (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials of another space than .*space\.yaml"):
-        sweep(seed=4)
+        sweep()
 
 
 def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path: Path) -> None:
