@@ -13,11 +13,10 @@ from cait.extras.words import duration, network_name
         ("m48", {"patch_size": 8, "depth": 48}, "m48"),
         ("xxs24", {"depth": 6, "embed_dim": 96, "num_heads": 2}, "CaiT 6×96"),
         ("xxs24", {"depth": 36}, "xxs36"),
-        ("xxs24", "of a config.yaml written by hand", "xxs24"),
         ("timm/vit_small_patch16_224", {"depth": 4}, "timm/vit_small_patch16_224"),
     ],
 )
-def test_a_network_is_called_what_it_is(name: str, fields: object, shown: str) -> None:
+def test_a_network_is_called_what_it_is(name: str, fields: dict, shown: str) -> None:
     assert network_name(name, fields) == shown
 
 

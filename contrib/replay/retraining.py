@@ -124,7 +124,7 @@ class ReplayCLI(CaiTCLI):
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
-        logged: dict[int, dict[str, str]] = {}
+        logged: dict[int, dict[str, float]] = {}
         with contextlib.suppress(UserError):  # nothing is logged yet
             logged = curves.rows(self.asked.folder)
         table = Table("step", "", "replay", "metrics.csv")
@@ -132,7 +132,7 @@ class ReplayCLI(CaiTCLI):
             for name, value in self.kept.rows[step].items():
                 if name.startswith("train/") or name == "lr":
                     before = logged.get(step, {}).get(name)
-                    found = "same" if before == str(value) else before or "not logged"
+                    found = "same" if str(before) == str(value) else "not logged" if before is None else str(before)
                     table.add_row(str(step), name, str(value), found)
             table.add_section()
         console().print(table)

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "extras"
 
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
-    "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
+    "SETTINGS": "list[Setting]: settings of `cait fit`, `cait eval` and `cait predict`",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
@@ -53,7 +53,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the verbs that train or score."""
+    """A setting of the verbs that train, score or classify."""
 
     name: str
     """Without the dashes, as "logger_args"."""

@@ -433,7 +433,7 @@ def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
     for verb, arguments in (VERBS | files).items():
-        if verb not in ("plot", "heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
+        if verb not in ("heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
             line, shown = told(arguments, capfd)
             assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
@@ -468,7 +468,7 @@ def weights(change: Callable[[dict[str, Any]], Any]) -> Mend:
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
-    "metrics: no text": ("plot", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
+    "metrics: no text": ("compare", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
     "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
     "weights: weights": ("predict", weights(lambda c: c.update(state_dict=[1])), "state_dict"),
     "weights: a network": ("predict", of_checkpoint(num_classes="x"), "hyper_parameters.num_classes"),

@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, Trainer
 from modules import FIELDS, module
 
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
+from cait.extras.screen.tables import Banner
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.loggers import run_loggers
 from cait.train.callbacks import EMA, StepSeed

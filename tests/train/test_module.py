@@ -11,6 +11,7 @@ import torch
 from harness import slow
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3

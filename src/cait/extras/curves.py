@@ -27,8 +27,8 @@ def read(folder: Path) -> dict[str, Curve]:
     """
     found: dict[str, Curve] = {}
     for step, cells in sorted(rows(folder).items()):
-        for name, cell in cells.items():
-            if math.isfinite(value := float(cell)):
+        for name, value in cells.items():
+            if math.isfinite(value):
                 steps, values = found.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)
@@ -37,18 +37,16 @@ def read(folder: Path) -> dict[str, Curve]:
     return found
 
 
-def rows(folder: Path) -> dict[int, dict[str, str]]:
-    """The cells of metrics.csv that are not empty, as they are written, by step and metric.
+def rows(folder: Path) -> dict[int, dict[str, float]]:
+    """The cells of metrics.csv that are not empty, by step and metric.
 
     Raises:
         UserError: the file is missing, or a cell is no number.
     """
-    path, found = folder / rundir.METRICS, dict[int, dict[str, str]]()
+    path, found = folder / rundir.METRICS, dict[int, dict[str, float]]()
     for line, row in enumerate(csv_rows(path, "the run has logged nothing yet"), 2):
         try:
-            step, cells = int(row.pop("step")), {name: cell for name, cell in row.items() if cell}
-            for cell in cells.values():
-                float(cell)
+            step, cells = int(row.pop("step")), {name: float(cell) for name, cell in row.items() if cell}
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}, line {line}, is no row of numbers: {one_line(error)[:100]}") from error
         found.setdefault(step, {}).update(cells)

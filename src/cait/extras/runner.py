@@ -27,7 +27,7 @@ def train_run(
     settings: Sequence[str],
     variables: Mapping[str, str] | None = None,
     is_enough: Callable[[], bool] = lambda: False,
-) -> int:
+) -> int | None:
     """Train a run to its end. If it has a checkpoint, resume it. Ctrl-C has it save and stop.
 
     Args:
@@ -38,7 +38,7 @@ def train_run(
         is_enough: asked every second; once it says so, the run saves and stops.
 
     Returns:
-        the exit status; below 0 the signal that ended the process.
+        the exit status, below 0 the signal that ended the process; None if it was enough.
     """
     if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
         arguments = ["resume", str(folder)]
@@ -55,7 +55,8 @@ def train_run(
                 return process.wait(POLL)
             if is_enough():
                 process.terminate()
-                return process.wait()
+                process.wait()
+                return None
     except BaseException:
         process.terminate()
         process.wait()
@@ -72,12 +73,8 @@ def interruptible(what: str) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: for each of these.
     """
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cait.model.config import VARIANTS
 
 
-def network_name(name: str, fields: Any = None) -> str:
-    """A network by its settings: "xxs24", "CaiT 6×96", "timm/vit_small_patch16_224".
+def network_name(name: str, fields: dict[str, Any] | None = None) -> str:
+    """A network by its settings `model.name` and `model.fields`: "xxs24", "CaiT 6×96", "timm/vit_small_patch16_224".
 
     A CaiT has the name of the paper's model with its depth and width; if there is none, it is "CaiT depth×width".
-
-    Args:
-        name: the setting `model.name`.
-        fields: the setting `model.fields`; anything that is no mapping counts as none.
     """
     if name not in VARIANTS:
         return name
-    given = VARIANTS[name] | dict(fields if isinstance(fields, Mapping) else {})
+    given = VARIANTS[name] | (fields or {})
     depth, width = given["depth"], given["embed_dim"]
     for variant, row in VARIANTS.items():
         if (row["depth"], row["embed_dim"]) == (depth, width):

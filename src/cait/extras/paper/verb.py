@@ -49,4 +49,4 @@ def _reproduced(row: Row) -> str:
         return "not run"
     if not scored or not row.is_of(trained):
         return "not run"
-    return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
+    return f"{scored[-1]['val/acc1']:.2f} after {int(scored[-1]['epoch']) + 1} epochs"

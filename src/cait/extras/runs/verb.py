@@ -65,10 +65,14 @@ def describe(folder: Path) -> dict[str, Any]:
         disk.check_inside(folder)
         content = configurations.settings(config)
         disk.check_shape(content, SETTINGS, config)
-        row |= _settings(content)
+        model, trainer, data = (content.get(part) or {} for part in ("model", "trainer", "data"))
+        if model.get("name"):
+            row["model"] = network_name(model["name"], model.get("fields"))
+        row["data"], row["planned"] = data.get("root"), max(trainer.get("max_epochs") or 0, 0) or None
+        row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
             row |= _figures(folder, row["metric"], content.get("best_mode"))
-    except (UserError, OSError, ValueError) as error:
+    except (UserError, OSError, ValueError, OverflowError) as error:
         row["damage"] = one_line(error)
     return row
 
@@ -81,32 +85,20 @@ def _state(folder: Path) -> str:
     return "stopped" if any(folder.glob(f"{rundir.CHECKPOINTS}/*.ckpt")) else "failed"
 
 
-def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    model, trainer, data = (content.get(name) or {} for name in ("model", "trainer", "data"))
-    name, planned = model.get("name"), trainer.get("max_epochs") or 0
-    return {
-        "model": network_name(name, model.get("fields")) if name else None,
-        "data": data.get("root"),
-        "planned": planned if planned > 0 else None,
-        "metric": content.get("best_metric") or METRIC,
-    }
-
-
 def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
     epochs, values = 0, []
     for cells in curves.rows(folder).values():
         validated = any(name.startswith("val") for name in cells)
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
-        if math.isfinite(value := float(cells.get(metric, "nan"))):
+        if math.isfinite(value := cells.get(metric, math.nan)):
             values.append(value)
-    if mode is None and "acc1" in metric:
-        mode = "max"
-    elif mode is None:
+    if mode is None and "acc1" not in metric:
         from cait.train.metrics import best_mode  # here, because torch takes seconds to import
 
         mode = best_mode(metric, {})
-    best = {"max": max, "min": min}.get(mode or "")
-    return {"epochs": epochs, "best": best(values) if best and values else None}
+        if mode is None:
+            return {"epochs": epochs}
+    return {"epochs": epochs, "best": (min if mode == "min" else max)(values, default=None)}
 
 
 def is_held(folder: Path) -> bool:

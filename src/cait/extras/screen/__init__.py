@@ -13,9 +13,8 @@ def callbacks(run: Run) -> list[Any]:
     from lightning.pytorch.callbacks import ProgressBar
 
     from cait.errors import console
-    from cait.extras.screen.banner import Banner
     from cait.extras.screen.progress import EpochLines, RunProgressBar
-    from cait.extras.screen.summary import RunSummary
+    from cait.extras.screen.tables import Banner, RunSummary
 
     shown: list[Any] = []
     if run.trainer.enable_progress_bar is not False:

@@ -20,7 +20,8 @@ SHOWN = {
 }
 NOT_SHOWN = ("val/acc5", "val/loss")
 MEANS = ("train/loss", "train/acc1")
-"""Metrics on the bar. Their means over the epoch, the module's `figures`, are on the epoch's line."""
+"""Metrics on the bar. Their means over the epoch, the module's `figures`, are on the epoch's line; in a resumed run
+over the steps of this process."""
 WIDE = 105
 """On a terminal with at least this many columns the bar shows the times and the speed."""
 
@@ -73,44 +74,33 @@ class EpochLines(Callback):
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
-        self._batches, self._sum = 0, torch.zeros(len(MEANS))
-        self._validated = False
-        """Whether the running epoch has been validated, in this process."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start_clock(trainer)  # Lightning leaves out the epoch's start in a run resumed within an epoch
+        self._start_epoch(trainer)  # Lightning leaves out the epoch's start in a run resumed within an epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches, self._sum = 0, torch.zeros_like(self._sum)
-        self._start_clock(trainer)
+        self._start_epoch(trainer)
 
-    def _start_clock(self, trainer: Trainer) -> None:
+    def _start_epoch(self, trainer: Trainer) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
-        self._validated = False
+        self._batches, self._sum, self._validated = 0, torch.zeros(()), False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._batch_end = time.monotonic()
         figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
         if figures is not None:
-            self._batches, self._sum = self._batches + 1, self._sum.to(figures) + figures
+            self._batches, self._sum = self._batches + 1, self._sum + figures
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"batches": self._batches, "sum": self._sum.tolist()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._batches, self._sum = state_dict["batches"], torch.tensor(state_dict["sum"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics.copy()
         if not self._validated:  # Lightning keeps those of an earlier epoch
             metrics = {name: value for name, value in metrics.items() if not name.startswith("val")}
         if self._batches:
-            mean = self._sum.to(pl_module.device) / self._batches  # a checkpoint's sum is on the host
-            mean = trainer.strategy.reduce(mean, reduce_op="mean")
+            mean = trainer.strategy.reduce(self._sum / self._batches, reduce_op="mean")
             metrics |= dict(zip(MEANS, mean, strict=True))
         if trainer.is_global_zero:
             print(self._line(trainer, shown_metrics(metrics)), flush=True)

@@ -5,6 +5,6 @@ from cait.plugins import Verb
 VERBS = {
     "sweep": Verb(
         "cait.extras.sweep.verb:sweep",
-        "search settings for the best run, in trials: cait sweep SPACE.yaml [--show]",
+        "search settings for the best run, in trials: cait sweep SPACE.yaml",
     )
 }

@@ -10,7 +10,6 @@ from pathlib import Path
 import optuna
 from filelock import BaseFileLock, Timeout
 from optuna import Study, Trial
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from cait.errors import DISK_FULL, UserError
@@ -32,17 +31,6 @@ CAUSE = "cause"
 """Attribute of a trial: why it failed."""
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would tell of each trial
-
-
-def load(folder: Path) -> Study:
-    """The study in a sweep's folder."""
-    if not (folder / STUDY).is_file():
-        raise UserError(f"{folder / STUDY} is missing, so {folder} is no sweep")
-    return optuna.load_study(study_name=NAME, storage=_address(folder))
-
-
-def _address(folder: Path) -> str:
-    return f"sqlite:///{(folder / STUDY).resolve()}"
 
 
 def trial_folder(folder: Path, number: int) -> Path:
@@ -68,23 +56,24 @@ class Sweep:
             self.study = self._open()
 
     def _open(self) -> Study:
-        path, search = self.folder / STUDY, self.search
-        told = json.dumps(search.told, sort_keys=True)
-        if path.is_file() and load(self.folder).user_attrs.get(SPACE) != told:
-            if self._has_begun():
-                raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
-            path.unlink()
+        search, told = self.search, json.dumps(self.search.told, sort_keys=True)
+        address = f"sqlite:///{(self.folder / STUDY).resolve()}"
         study = optuna.create_study(
             study_name=NAME,
-            storage=_address(self.folder),
+            storage=address,
             direction="maximize" if search.is_max else "minimize",
             pruner=search.pruner,
             load_if_exists=True,
         )
         if SPACE not in study.user_attrs:
             for point in search.grid:
-                study.enqueue_trial(point)
+                study.enqueue_trial(point, skip_if_exists=True)
             study.set_user_attr(SPACE, told)
+        elif study.user_attrs[SPACE] != told:
+            if self._has_begun():
+                raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
+            optuna.delete_study(study_name=NAME, storage=address)
+            return self._open()
         return study
 
     def _has_begun(self) -> bool:
@@ -130,54 +119,48 @@ class Sweep:
         folder, metric = trial_folder(self.folder, trial.number), self.search.metric
         with file_lock(folder / rundir.LOCK):
             pass  # a sweep that is killed may leave its trial training
-        validations = Validations(trial, folder, metric)
-        status = train_run(self.program, folder, self.search.arguments(trial.params), is_enough=validations.prune)
-        if validations.prune():
+        settings = self.search.arguments(trial.params)
+        status = train_run(self.program, folder, settings, is_enough=lambda: self.prunes(trial))
+        if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
         if status == 2 and not self._has_begun():
             raise UserError(f"{self.search.path}: {folder.name}: {cause}")
         if any(os.strerror(code) in cause for code in DISK_FULL):
             raise UserError(f"{folder.name}: {cause}; make room and give the same command again")
-        if not (cause or validations.values):
+        values = self._reported(trial)
+        if not (cause or values):
             cause = f"it has no finite {metric}"
         if cause:
             trial.set_user_attr(CAUSE, cause)
             return None, TrialState.FAIL
-        return (max if self.search.is_max else min)(validations.values), TrialState.COMPLETE
+        return (max if self.search.is_max else min)(values), TrialState.COMPLETE
 
+    def prunes(self, trial: Trial) -> bool:
+        """Report the validations that a trial's run has logged by now, and say whether the pruner stops the trial.
 
-class Validations:
-    """The validations of a trial, reported as its run logs them. They count from 0, whatever their steps."""
+        They count from 0, whatever their steps.
+        """
+        known = len(self._reported(trial))
+        try:
+            logged = curves.read(trial_folder(self.folder, trial.number))
+        except UserError:  # nothing yet
+            return False
+        _, values = logged.get(self.search.metric, ([], []))
+        for number, value in enumerate(values[known:], known):
+            trial.report(value, number)
+            if trial.should_prune():
+                return True
+        return False
 
-    def __init__(self, trial: Trial, folder: Path, metric: str) -> None:
-        self.trial, self.folder, self.metric = trial, folder, metric
-        known = trial.study.trials[trial.number].intermediate_values
-        self.values = [known[number] for number in sorted(known)]
-        self._pruned = False
+    def _reported(self, trial: Trial) -> list[float]:
+        return [*self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()]
 
-    def prune(self) -> bool:
-        """Report what is new, and say whether the pruner stops the trial."""
-        for value in self._logged()[len(self.values) :]:
-            if self._pruned:
-                break
-            self.trial.report(value, len(self.values))
-            self.values.append(value)
-            self._pruned = self.trial.should_prune()
-        return self._pruned
-
-    def _logged(self) -> list[float]:
-        with suppress(UserError):  # the run has logged nothing yet
-            return curves.read(self.folder).get(self.metric, ([], []))[1]
-        return []
-
-
-def ranked(folder: Path) -> list[FrozenTrial]:
-    """The trials of a sweep that have begun: those that came to their end first, the best first among them."""
-    study = load(folder)
-    trials = [trial for trial in study.trials if trial.state != TrialState.WAITING]
-    trials.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
-    return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
+    def ranked(self) -> list[FrozenTrial]:
+        """The trials that have begun: those that came to their end first, the best first among them."""
+        trials = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
+        trials.sort(key=lambda trial: trial.value or 0.0, reverse=self.search.is_max)
+        return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
 
 
 def in_words(trial: FrozenTrial, metric: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 from cait import disk
@@ -22,30 +21,25 @@ def sweep(arguments: list[str], program: Program) -> None:
     """Train the missing trials of a sweep and list all, the best first."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
-    options.add_argument("--show", action="store_true", help="only list what is done so far")
     given = options.parse_args(arguments)
     try:
-        import_module("optuna")
+        from cait.extras.sweep import trials
+        from cait.extras.sweep.search_space import SearchSpace
     except ImportError as error:
         raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
-    from cait.extras.sweep import trials
-    from cait.extras.sweep.search_space import SearchSpace
-
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
     disk.check_inside(folder)
-    if (folder / rundir.CONFIG).exists():
-        raise UserError(f"{folder} is a run; give {given.space} another `name:`")
-    if not given.show:
-        with interruptible("trials"):
-            trials.Sweep(search, folder, program).train()
-    ranked = trials.ranked(folder)
+    work = trials.Sweep(search, folder, program)
+    with interruptible("trials"):
+        work.train()
+    ranked = work.ranked()
     for trial in ranked:
         print(trials.in_words(trial, search.metric))
     states = [trial.state.name for trial in ranked]
     if "COMPLETE" in states:
         _say_what_next(trials.trial_folder(folder, ranked[0].number), search.name, program)
-    elif states and {*states} == {"FAIL"}:
+    elif {*states} == {"FAIL"}:
         raise UserError(f"all {len(states)} trials of {folder} have failed")
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLo
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait import disk
-from cait.errors import UserError, one_line, to_install
+from cait.errors import UserError, one_line
 
 PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
@@ -47,7 +47,7 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -
         resumed: go on under the id that the run has there.
 
     Raises:
-        UserError: its package is missing, or it cannot be reached.
+        UserError: it cannot start, because its package is missing or it cannot be reached.
     """
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
@@ -56,9 +56,6 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -
     try:
         logger, id = _make(name, settings, run_dir, known)
         _ = logger.experiment
-    except ModuleNotFoundError as error:
-        hint = f"{to_install('comet-ml' if name == 'comet' else '[loggers]')} ({one_line(error)})"
-        raise UserError(f"--logger {name} needs its package: {hint}") from error
     except Exception as error:  # whatever the tracker's client raises
         raise UserError(f"--logger {name} cannot start: {one_line(error) or type(error).__name__}") from error
     if rank_zero_only.rank == 0:  # type: ignore[attr-defined]

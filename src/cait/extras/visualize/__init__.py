@@ -1,6 +1,8 @@
 """Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
 
-from cait.plugins import Verb
+from typing import Any
+
+from cait.plugins import Setting, Verb
 
 VERBS = {
     "visualize": Verb(
@@ -8,12 +10,17 @@ VERBS = {
         "draw attention maps of images, and a page of what a run gets wrong:\n"
         "cait visualize NAME [--images FILE|DIR ...] [--raw]",
     ),
-    "plot": Verb(
-        "cait.extras.visualize.compare:plot",
-        "draw a run's curves: cait plot NAME [--output FILE]",
-    ),
     "compare": Verb(
         "cait.extras.visualize.compare:compare",
-        "what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]",
+        "what differs between runs, and their curves: cait compare NAME ... [--output FILE]",
     ),
 }
+
+
+def _maps(folder: str) -> Any:
+    from cait.extras.visualize.maps import Maps
+
+    return Maps(folder)
+
+
+SETTINGS = [Setting("maps", _maps, None, "folder for a PNG of each image: what the network looks at", ["predict"])]

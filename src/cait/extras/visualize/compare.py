@@ -1,4 +1,4 @@
-"""`cait compare`: the settings and the metrics in which runs differ, and their curves; `cait plot`: those of one."""
+"""`cait compare`: the settings and the metrics in which runs differ, and their curves; of one run the curves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cait import disk
 from cait.cli import saved
-from cait.cli.options import Options, named_run
-from cait.errors import UserError, table_console, to_type
+from cait.cli.options import Options
+from cait.errors import table_console
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.run import rundir
@@ -20,39 +19,23 @@ NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
 """A run's own name and places."""
 
 
-def plot(arguments: list[str], program: Program) -> None:
-    """Draw the curves of a run."""
-    options = Options("plot", "Draw the curves of a run.")
-    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    options.add_argument("--output", type=Path, metavar="FILE", help="default curves.png in the run's folder")
-    given = options.parse_args(arguments)
-    folder = named_run("plot", given.run)
-    _draw({folder.name: curves.read(folder)}, given.output or folder / "curves.png")
-
-
 def compare(arguments: list[str], program: Program) -> None:
     """Print the settings and the metrics in which runs differ, and draw their curves over each other."""
-    options = Options("compare", "Show what differs between runs: settings, metrics, curves.")
-    options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
+    options = Options("compare", "Show what differs between runs: settings, metrics, curves; of one run its curves.")
+    options.add_argument("runs", metavar="NAME", nargs="+", help="folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
     folders = {name: rundir.folder_of(name) for name in given.runs}
-    if len(folders) < 2:
-        command = to_type('make compare RUNS="a b"', "cait compare a b")
-        raise UserError(f"compare two runs or more, each named once: `{command}`")
-    settings = {name: settings_of(folder) for name, folder in folders.items()}
+    settings = [settings_of(folder) for folder in folders.values()]
     logged = {name: curves.read(folder) for name, folder in folders.items()}
-    _print("setting", [*folders], differing([*settings.values()]))
-    _print("metric", [*folders], _metrics([*logged.values()]))
-    names = "-".join(folder.name for folder in folders.values())
-    _draw(logged, given.output or folders[given.runs[0]].parent / f"compare-{names}.png")
-
-
-def _draw(runs: Mapping[str, dict[str, Curve]], output: Path) -> None:
+    if len(folders) > 1:
+        _print("setting", [*folders], differing(settings))
+        _print("metric", [*folders], _metrics([*logged.values()]))
     from cait.extras import plots
 
-    disk.check_output(output)
-    plots.write(curves.draw(runs), output)
+    names = "-".join(folder.name for folder in folders.values())
+    output = given.output or folders[given.runs[0]].parent / f"compare-{names}.png"
+    plots.write(curves.draw(logged), output)
     print(os.path.relpath(output))
 
 

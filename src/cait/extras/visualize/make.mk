@@ -3,5 +3,5 @@ visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), 
 	$(call verb,visualize,$(if $(IMAGES),--images $(IMAGES)))
 
 .PHONY: compare
-compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
-	@$(BIN)/cait compare $(RUNS) $(ARGS)
+compare: $(READY) ## Show the curves of RUN; or what differs between RUNS="a b", and their curves over each other
+	$(call verb,compare,$(RUNS))

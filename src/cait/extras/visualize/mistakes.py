@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.colors import PowerNorm
@@ -16,62 +14,50 @@ from torch import Tensor
 
 from cait.extras import plots
 
-LABELLED = 30
-"""Up to this many classes the confusion matrix has their names and shares."""
+MOST_CLASSES = 30
+"""With more classes a confusion matrix has no room for their names."""
 CAPTION = "A row is a true class: the shares of its images that went to each class."
 
 
 class Scored(NamedTuple):
-    """One value for each image that counts, those of the highest loss first."""
+    """What the network says of an image."""
 
-    places: np.ndarray
-    """Number of the image in the order of the loader."""
-    labels: np.ndarray
-    """Index of the true class."""
-    predicted: np.ndarray
-    probabilities: np.ndarray
-    """Probability of the predicted class."""
-    losses: np.ndarray
+    place: int
+    """In the order of the loader."""
+    label: int
+    predicted: int
+    probability: float
+    """Of the predicted class."""
+    loss: float
     """Cross entropy."""
-
-    def wrong(self) -> Scored:
-        """The wrong ones alone."""
-        is_wrong = self.predicted != self.labels
-        return Scored(*(values[is_wrong] for values in self))
-
-    def confusions(self, most: int) -> list[tuple[tuple[int, int], int]]:
-        """((true class, predicted class), images) of the most frequent pairs, the most frequent first."""
-        pairs = zip(self.labels.tolist(), self.predicted.tolist(), strict=True)
-        return Counter(sorted(pairs)).most_common(most)
 
 
 @torch.no_grad()
-def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Scored:
-    """Score batches of normalised images and labels, in float32; an image with a label below 0 does not count."""
+def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
+    """Score batches of normalised images and labels, in float32; the highest loss comes first.
+
+    An image with a label below 0 does not count.
+    """
     device = next(network.parameters()).device
-    columns: list[tuple[Tensor, ...]] = []
+    found: list[Scored] = []
+    place = 0
     for images, labels in batches:
         logits = network(images.to(device)).float().cpu()
         probabilities, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels.clamp_min(0), reduction="none")
-        columns.append((labels, predicted, probabilities, losses))
-    found = [torch.cat(column) for column in zip(*columns, strict=True)]
-    order = found[-1].argsort(descending=True, stable=True)
-    order = order[found[0][order] >= 0]
-    return Scored(order.numpy(), *(values[order].numpy() for values in found))
+        columns = [column.tolist() for column in (labels, predicted, probabilities, losses)]
+        found += [Scored(place + row, *cells) for row, cells in enumerate(zip(*columns, strict=True))]
+        place += len(labels)
+    return sorted((each for each in found if each.label >= 0), key=lambda each: each.loss, reverse=True)
 
 
-def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
+def confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figure:
     """scikit-learn's confusion matrix, each row as shares of its class."""
-    is_labelled, classes = len(class_names) <= LABELLED, range(len(class_names))
-    side = 2 + 0.4 * len(class_names) if is_labelled else 6.5
+    side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
     colours = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
-    cells = dict(include_values=is_labelled, values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours)
-    names = dict(labels=classes, display_labels=class_names, xticks_rotation="vertical", colorbar=False)
-    ConfusionMatrixDisplay.from_predictions(
-        scored.labels, scored.predicted, normalize="true", ax=axes, **cells, **names
-    )
-    if not is_labelled:
-        axes.set(xticks=[], yticks=[])
+    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours, colorbar=False)
+    names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
+    labels, predicted = [each.label for each in scored], [each.predicted for each in scored]
+    ConfusionMatrixDisplay.from_predictions(labels, predicted, normalize="true", ax=axes, **cells, **names)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +21,11 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, page, plots
-from cait.extras.visualize import attention, mistakes
-from cait.extras.visualize.other_networks import NoMapsError
+from cait.extras.visualize import maps, mistakes
 from cait.extras.words import network_name
 
 PAGE = "index.html"
-WORST, CONFUSIONS, LIKELY = 24, 15, 5
+WORST, CONFUSIONS = 24, 15
 ABOUT_TRAINING = (
     "Training is measured on single batches of augmented images. With Mixup or CutMix its accuracy can be below that "
     "of validation, because mixed images are harder."
@@ -52,7 +51,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     sections: list[Section] = []
     try:
         sections.append(_maps(loaded, given, output))
-    except NoMapsError as error:
+    except maps.NoMapsError as error:
         if folder is None or given.images:
             raise
         print(f"no maps: {error}", flush=True)
@@ -69,17 +68,14 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
 @torch.no_grad()
 def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     """Draw each image into a file and print its likely classes."""
-    html = [page.paragraph(attention.CAPTIONS[attention.kind(loaded.network)])]
+    html, drawn = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])], maps.Maps(output)
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
     for name, prepared, label in itertools.islice(chosen, given.num_images):
-        image, pixels = _seen(loaded, prepared)
-        probabilities = loaded.task.probabilities(loaded.network(image[None]))[0]
-        best = probabilities.topk(min(LIKELY, len(probabilities)))
-        words = ", ".join(f"{loaded.class_names[index]} {value:.1%}" for value, index in zip(*best, strict=True))
-        words += f"; true class {label}" if label is not None else ""
-        figure = attention.draw(attention.look(loaded.network, image), pixels, words)
-        file = output / (re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100] + ".png")
-        plots.write(figure, file)
+        image = _seen(loaded, prepared)
+        probabilities = loaded.task.probabilities(loaded.network(image[None]))
+        (best,) = loaded.task.best(probabilities, loaded.class_names)
+        words = maps.in_words(best) + (f"; true class {label}" if label is not None else "")
+        file, figure = drawn.write(loaded, image, name, words)
         print(f"{os.path.relpath(file)}  {words}", flush=True)
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
@@ -122,10 +118,10 @@ def _validation(loaded: Loaded) -> Any:
     return data.val_images
 
 
-def _seen(loaded: Loaded, pixels: Tensor) -> tuple[Tensor, Any]:
-    """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
+def _seen(loaded: Loaded, pixels: Tensor) -> Tensor:
+    """The network's input [C, S, S] of an image as `EvalImages` has it."""
     (image,), _ = loaded.data.on_after_batch_transfer((pixels[None], None), 0)
-    return image.to(next(loaded.network.parameters()).device), plots.pixels(image, loaded.data.preprocessing)
+    return image.to(next(loaded.network.parameters()).device)
 
 
 def _curves(folder: Path) -> Section:
@@ -146,18 +142,23 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     except UserError as error:  # a run from elsewhere, whose images are not here
         print(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
-    wrong, counted = scored.wrong(), len(scored.labels)
-    result = f"top-1 {100 * (1 - len(wrong.labels) / max(counted, 1)):.2f} % of {counted:,} validation images"
+    wrong = [each for each in scored if each.predicted != each.label]
+    result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)
     tiles = []
-    for place, label, taken, probability, loss in itertools.islice(zip(*wrong, strict=True), WORST):
-        title = f"true {names[label]}, predicted {names[taken]}"
-        file = "/".join(Path(images.samples.name(place)).parts[-2:])
-        tiles.append((_seen(loaded, images[place][0])[1], title, f"at {probability:.1%}, loss {loss:.2f}; {file}"))
-    pairs = [(names[true], names[taken], f"{count:,}") for (true, taken), count in wrong.confusions(CONFUSIONS)]
-    frequent = page.table(("true class", "predicted", "images"), pairs)
-    matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")
+    for each in wrong[:WORST]:
+        title = f"true {names[each.label]}, predicted {names[each.predicted]}"
+        file = "/".join(Path(images.samples.name(each.place)).parts[-2:])
+        image = _seen(loaded, images[each.place][0])
+        pixels = plots.pixels(image, loaded.data.preprocessing)
+        tiles.append((pixels, title, f"at {each.probability:.1%}, loss {each.loss:.2f}; {file}"))
+    taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
+    pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]
+    confusion = page.table(("true class", "predicted", "images"), pairs)
+    if len(names) <= mistakes.MOST_CLASSES:
+        matrix = mistakes.confusion(scored, names)
+        confusion += page.paragraph(mistakes.CAPTION) + page.embed(matrix, "confusion matrix")
     return [
         ("Worst mistakes", page.paragraph(f"{result}. The highest loss comes first.") + page.tiles(tiles)),
-        ("Confusion", page.paragraph(mistakes.CAPTION) + frequent + matrix),
+        ("Confusion", confusion),
     ]

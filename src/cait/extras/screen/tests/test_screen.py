@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, loader, module, trainer
-from starving import Time, train_starving
 
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.screen import progress
-from cait.extras.screen.banner import Banner, attention_in_use, forward_gmacs
 from cait.extras.screen.progress import EpochLines
+from cait.extras.screen.tables import Banner, forward_gmacs
 from cait.model.network import create_model
 
 
@@ -60,14 +60,6 @@ def test_the_banner_says_what_will_run(
     assert max(map(len, drawn)) <= 80
 
 
-def test_the_backends_of_attention_are_named() -> None:
-    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=2)
-    for backend in ("recompute", "reference"):
-        network = create_model("xxs24", 16, 10, attention_backend=backend, **fields)
-        assert attention_in_use(network) == f", {backend} attention"
-    assert attention_in_use(create_model("xxs24", 16, 10, talking_heads=False, **fields)) == ""
-
-
 def test_the_count_for_any_network() -> None:
     net = torch.nn.Conv2d(3, 8, 4, stride=4).train()
     assert forward_gmacs(net, (3, 32, 32)) == pytest.approx(8 * 8 * 8 * 3 * 4 * 4 / 1e9)
@@ -93,10 +85,21 @@ def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(tmp_p
 def test_the_epochs_line_says_how_long_its_steps_waited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    time = Time()
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = clock.perf_counter = lambda: clock.now
     for part in (progress, loading):
-        monkeypatch.setattr(part, "time", time)
-    train_starving(time, 1.0, 3.0, EpochLines())
+        monkeypatch.setattr(part, "time", clock)
+
+    class Slow(list):
+        def __getitem__(self, index: Any) -> Any:
+            clock.now += 3.0
+            return super().__getitem__(index)
+
+    def step(*_: Any) -> None:
+        clock.now += 1.0
+
+    fit = trainer(max_epochs=2, callbacks=[LambdaCallback(on_train_batch_start=step), EpochLines()])
+    fit.fit(module(), loading.Loader(Slow(10 * [next(iter(loader()))]), batch_size=None))
     line = r"^epoch (\d)/2 .* waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
     found = re.findall(line, capsys.readouterr().out, re.MULTILINE)
     assert found == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
@@ -87,7 +86,7 @@ def test_processes_share_a_sweep_and_take_over_what_another_left(tmp_path: Path)
     assert (again.number, again.params) == (0, first.params)
     other.study.tell(again, 2.0)
     assert other.next_trial() is None
-    assert [trial.number for trial in trials.ranked(tmp_path)] == [0, 1]
+    assert [trial.number for trial in one.ranked()] == [0, 1]
 
 
 def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -> None:
@@ -103,16 +102,16 @@ def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -
 
 
 def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    trials.Validations(study.ask(), tmp_path, "val/acc1").prune()  # its run has logged nothing
+    space = SearchSpace(write(tmp_path, pruner={"name": "median", "n_startup_trials": 1}))
     for number, values in enumerate(([10, 20, 30], [11, 19, 40])):
+        sweep = trials.Sweep(space, tmp_path, Program())
+        trial = sweep.next_trial()
+        assert not sweep.prunes(trial)  # its run has logged nothing
         rows = "".join(f"{epoch},{4 * epoch + 3},{value}\n" for epoch, value in enumerate(values))
-        (tmp_path / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
-        validations = trials.Validations(study.ask(), tmp_path, "val/acc1")
-        assert (validations.prune(), validations.prune()) == (bool(number), bool(number))
-        assert validations.values == values[: 2 if number else 3]
-        assert trials.Validations(validations.trial, tmp_path, "val/acc1").values == validations.values  # resumed
-        study.tell(validations.trial, max(validations.values))
+        (trials.trial_folder(tmp_path, number) / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
+        assert sweep.prunes(trial) == bool(number)
+        assert sweep.study.trials[number].intermediate_values == dict(enumerate(values[: 2 if number else 3]))
+        sweep.study.tell(trial, 30)
 
 
 def until(condition: Any, job: subprocess.Popen) -> None:
@@ -139,7 +138,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> No
     assert job.returncode == 130, output
     assert "The trials have saved; the same command continues them" in output
     (output,) = ended(start(tmp_path, "sweep", path))
-    (trial,) = trials.ranked(folder)
+    (trial,) = trials.Sweep(SearchSpace(Path(path)), folder, Program()).ranked()
     assert (trial.number, trial.state, trial.params.keys()) == (0, TrialState.COMPLETE, {"model.lr", "data.mixup"})
     assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (2, trial.value)
     assert re.search(rf"^trial-000  complete  val/acc1 {trial.value:.5g}  data.mixup=", output, re.M)
@@ -161,7 +160,8 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     outputs = ended(*(start(tmp_path, "sweep", path) for _ in range(2)))
     trained = sorted(name for output in outputs for name in re.findall(r"^(trial-\d+)  model", output, re.M))
     assert trained == ["trial-001", "trial-002", "trial-003"]
-    (shown,) = ended(start(tmp_path, "sweep", path, "--show"))
-    states = [(trial.number, trial.state.name) for trial in trials.load(folder).trials]
+    (shown,) = ended(start(tmp_path, "sweep", path))
+    sweep = trials.Sweep(SearchSpace(Path(path)), folder, Program())
+    states = [(trial.number, trial.state.name) for trial in sweep.study.trials]
     assert states == [(0, "FAIL"), *((number, "COMPLETE") for number in (1, 2, 3))]
     assert re.search(r"^trial-000  fail .* 2 steps in a row gave no finite gradient", shown, re.M)

@@ -1,16 +1,17 @@
-"""The table of what is going to run, and after some steps an estimate of the time."""
+"""What a run prints at its start and its end: what is going to run, an estimate of its time, results, what to type."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import rich
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
 from rich.panel import Panel
 from rich.table import Table
@@ -18,16 +19,21 @@ from rich.text import Text
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import console, printable
+from cait.errors import UserError, console, printable, to_type
 from cait.extras.words import duration, network_name
 from cait.model import network
 from cait.model.attention import SelfAttention
-from cait.progress import total_steps
+from cait.progress import Position, total_steps
+from cait.run import rundir
+from cait.run.checkpoints import BestCheckpoint
 from cait.train.optim import ScheduleSettings
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
+LOOKS = {"see its mistakes": "visualize", "draw the curves": "compare"}
+"""What to do with a run, and the verb for it, if there is one."""
 
 
 class Banner(ModelSummary):
@@ -123,11 +129,8 @@ def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
-    tensors = [*model.parameters(), *model.buffers()]
-    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
-    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
     try:
-        copy = deepcopy(model, bare).eval()  # without weights
+        copy = deepcopy(model).to("meta").eval()  # without weights
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             copy(torch.empty(1, *shape, device="meta"))
         return counter.get_total_flops() / 2e9
@@ -151,3 +154,76 @@ def show(rows: dict[str, str], title: str) -> None:
         console.print(Panel(table, title=Text(printable(title)), title_align="left", expand=False))
     else:
         print(*(f"{name:10}{printable(text)}" for name, text in rows.items()), sep="\n", flush=True)
+
+
+class RunSummary(Callback):
+    """After training: the best value, where the checkpoints are and what to type next.
+
+    Args:
+        run: its folder, the step that it started from, and the program that it was started with.
+    """
+
+    def __init__(self, run: plugins.Run) -> None:
+        self.run, self.run_dir, self._start = run, run.folder, time.monotonic()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
+            how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
+            if (self.run_dir / rundir.CHECKPOINTS / rundir.LAST).exists():
+                resume = self.run.program.command("resume", self.run_dir)
+                print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
+            else:
+                print("interrupted before the first checkpoint", flush=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.is_global_zero:
+            table = Table.grid(padding=(0, 2))
+            for row in [*self._results(trainer), ("", ""), *self._commands(trainer)]:
+                table.add_row(*row)
+            title = Text(printable(f"run {self.run_dir.name}"))
+            console().print(Panel(table, title=title, title_align="left", expand=False))
+
+    def _results(self, trainer: Trainer) -> list[tuple[str, str]]:
+        checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
+        rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
+        if step == self.run.first_step > 0:
+            rows = [("nothing to do", f"the run had finished its {step:,} steps")]
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+                score = float(callback.best_model_score)
+                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
+                shown = f"{score:.2f} %" if per_cent else f"{score:.4f}"
+                rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
+        with suppress(UserError):  # a damaged file of an earlier part of the run
+            for table in plugins.results(self.run_dir):
+                rows += [
+                    (what, f"{table.head[-1]} {figure}   {', '.join(words)}") for what, *words, figure in table.rows
+                ]
+                rows += [("note", table.note)] if table.note else []
+        if (checkpoints / rundir.LAST).exists():
+            rows.append(("last", str(checkpoints / rundir.LAST)))
+        if (self.run_dir / rundir.METRICS).exists():
+            rows.append(("metrics", f"{self.run_dir / rundir.METRICS}, and TensorBoard's events"))
+        return rows
+
+    def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
+        command, verbs = self.run.program.command, plugins.merged("VERBS")
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
+        folder = f"--logdir {self.run_dir.parent}"
+        watch = to_type("make tensorboard" + ("" if in_logs else f' ARGS="{folder}"'), f"tensorboard {folder}")
+        return [
+            ("evaluate", command("eval", self.run_dir)),
+            *(row for callback in callbacks for row in getattr(callback, "suggestions", list)()),
+            *((what, command(verb, self.run_dir)) for what, verb in LOOKS.items() if verb in verbs),
+            *(("train longer", command("resume", self.run_dir, options)) for options in _twice_as_long(trainer)),
+            ("watch all runs", watch),
+        ]
+
+
+def _twice_as_long(trainer: Trainer) -> list[str]:
+    """The options of a resume that trains twice as long; none if the run ended before its limits."""
+    position = Position.of(trainer)
+    limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
+    options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
+    return [" ".join(options)] if options else []

@@ -1,0 +1,186 @@
+"""Where a network looks in an image: class attention of CaiT, attention of timm's transformers, else Grad-CAM.
+
+Shapes: h heads, a grid of s × s patches, S = img_size. All maps have the form of CaiT's, [h, s, s] for each block.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from captum.attr import LayerGradCam
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from timm.utils import AttentionExtract
+from torch import Tensor, nn
+
+from cait.cli.loading import Loaded
+from cait.errors import UserError
+from cait.extras import plots
+
+SCALES = "Each map has a scale of its own, from its least weight to its largest; ×1 is an even share over the patches."
+CAPTIONS = {
+    "class attention": "Saliency: bright is what the class token reads most, in the first class-attention block; the "
+    f"mean of the heads. {SCALES}",
+    "attention": "Saliency: bright is what the class token reads most in the last block, or what all patches read if "
+    f"the head takes no class token; the mean of the heads. {SCALES}",
+    "Grad-CAM": f"Saliency: bright is what speaks for the most probable class, by Grad-CAM on the last maps. {SCALES}",
+}
+PANEL, FEWEST, MOST = 1.75, 4, 8
+"""Width of a panel in inches; panels in a row, one for each head between these numbers."""
+
+
+class NoMapsError(UserError):
+    """This network has no maps."""
+
+
+class Maps:
+    """Pictures of images with their maps, as files in a folder.
+
+    It is called with what `cait predict` says of each image, and with the network's input [C, S, S].
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, self.names = Path(folder), Counter[str]()
+
+    def __call__(self, loaded: Loaded, row: dict[str, Any], image: Tensor) -> None:
+        path = Path(row["path"])
+        self.write(loaded, image, f"{path.parent.name}/{path.stem}", in_words(row["predictions"]))
+
+    def write(self, loaded: Loaded, image: Tensor, name: str, title: str) -> tuple[Path, Figure]:
+        """The file of an image, and what is drawn there. A further image of the same name gets a number."""
+        image = image.to(next(loaded.network.parameters()).device)
+        figure = draw(look(loaded.network, image), plots.pixels(image, loaded.data.preprocessing), title)
+        name = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
+        self.names[name.lower()] += 1
+        count = self.names[name.lower()]
+        file = self.folder / f"{name}{f'+{count}' if count > 1 else ''}.png"
+        plots.write(figure, file)
+        return file, figure
+
+
+def in_words(predictions: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{each['class']} {each['probability']:.1%}" for each in predictions) or "no class"
+
+
+def kind(network: Any) -> str:
+    """How this network's maps are made, a key of CAPTIONS."""
+    if hasattr(network, "maps") and getattr(network, "blocks_token_only", True):
+        return "class attention"
+    drops = fnmatch.filter((name for name, _ in network.named_modules()), "*blocks.*attn_drop")
+    return "attention" if drops and hasattr(network, "num_prefix_tokens") else "Grad-CAM"
+
+
+@torch.no_grad()
+def look(network: Any, image: Tensor) -> list[Tensor]:
+    """The maps [h, s, s] of each class-attention block, or of what stands for them, for an input [C, S, S].
+
+    Raises:
+        NoMapsError: it has none.
+    """
+    match kind(network):
+        case "class attention":
+            maps = network.maps(image[None]).class_attention
+            side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
+            return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
+        case "attention":
+            return attention(network, image)
+        case _:
+            return grad_cam(network, image)
+
+
+def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
+    """What the class token reads in the last block, or all patches on average where the head takes no class token.
+
+    By timm's `AttentionExtract`, for the network's input [C, S, S].
+    """
+    copied: Any = copy.deepcopy(network)  # its hooks stay
+    for module in copied.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()  # [1, h, tokens, tokens]
+    prefix = copied.num_prefix_tokens
+    reads_class = prefix and copied.global_pool == "token"
+    rows = maps[0, :, 0] if reads_class else maps[0, :, prefix:].mean(dim=1)
+    side = math.isqrt(rows.shape[-1] - prefix)
+    return [rows[..., prefix:].float().cpu().unflatten(-1, (side, side))]
+
+
+def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
+    """Grad-CAM (Selvaraju et al., arXiv 1610.02391) of the most probable class, by Captum, for the input [C, S, S].
+
+    It is taken where the network makes its last maps [1, channels, s, s].
+
+    Raises:
+        NoMapsError: it makes none in its second half, as an MLP-Mixer, or has their channels last, as a Swin.
+    """
+    called: list[tuple[nn.Module, torch.Size]] = []
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        called.append((module, output.shape if isinstance(output, Tensor) else torch.Size()))
+
+    hooks = [module.register_forward_hook(note) for module in network.modules()]
+    try:
+        best = int(network(image[None]).argmax())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    layer = _last_maker(called)
+    with torch.enable_grad():
+        pixels = image[None].clone().requires_grad_()  # the network's own weights may be frozen
+        maps = LayerGradCam(network, layer).attribute(pixels, target=best, relu_attributions=True)
+    return [maps[0].detach().float().cpu()]
+
+
+def _last_maker(called: list[tuple[nn.Module, torch.Size]]) -> nn.Module:
+    """The module that makes the last maps, from modules and the shapes of their outputs in the order of their calls."""
+    has_weights = [any(True for _ in module.parameters(recurse=False)) for module, _ in called]
+    for i, (module, shape) in reversed(list(enumerate(called))):
+        if len(shape) == 4 and shape[-1] > 1:
+            is_late = 2 * sum(has_weights[: i + 1]) >= sum(has_weights)
+            if is_late and shape[-1] == shape[-2]:
+                return module
+            break
+    raise NoMapsError("this network makes no maps [channels, s, s] that Grad-CAM could show")
+
+
+def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
+    """A row of an image and its saliency; below it the maps of each block and head.
+
+    Args:
+        blocks: as `look` returns them.
+        pixels: what the network sees of it, uint8 [S, S, 3].
+        title: above the figure.
+    """
+    heads = len(blocks[0])
+    columns = min(max(heads, FEWEST), MOST)
+    rows = 1 + math.ceil(len(blocks) * heads / columns)
+    figure, grid = plots.grid(rows, columns, PANEL * columns, 1.25 * PANEL * rows)
+    figure.suptitle(title, fontsize=9)
+    for axes in grid.flat:
+        axes.axis("off")
+    _draw(grid[0, 0], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
+    _draw(grid[0, 1], pixels, "saliency")
+    extent = grid[0, 1].images[0].get_extent()
+    saliency = blocks[0].mean(dim=0)
+    grid[0, 1].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    panels = iter(grid[1:].flat)
+    for block, weights in enumerate(blocks):
+        for head, of_head in enumerate(weights):
+            least, largest = (float(bound) * of_head.numel() for bound in of_head.aminmax())
+            name = f"block {block}, head {head}" if heads > 1 else "the map"
+            _draw(next(panels), of_head, f"{name}\n×{least:.2f} … ×{largest:.2f}")
+    return figure
+
+
+def _draw(axes: Axes, image: Any, title: str) -> None:
+    axes.imshow(image, cmap="inferno", interpolation="nearest")
+    axes.set_title(title, fontsize=8)
