@@ -32,7 +32,7 @@ KINDS = {
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see cait.data.transforms.TrainPipeline',
+    "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see ImageNetDataModule.pipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.talking_heads.backend_named`',
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
+from cait.data.loader import Key
 from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_rgb
-from cait.data.sampler import Key
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -69,14 +69,6 @@ class MapSamples:
         if not NO_LABEL <= label < len(self.class_names):
             raise UserError(f"{name} has the label {label}, there are {len(self.class_names)} classes")
         return image, label
-
-
-def known_labels(samples: Samples, root: str) -> Tensor:
-    """The class of each image. Raises UserError if the data set `root` knows them only by opening the images."""
-    labels = getattr(samples, "labels", None)
-    if labels is None:
-        raise UserError(f"the classes of {root} cannot be counted without opening every image; use a folder")
-    return torch.tensor(labels)
 
 
 def seed_generators(seed: int) -> None:

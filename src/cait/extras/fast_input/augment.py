@@ -31,7 +31,7 @@ RESIZED_BY_TORCH = ("bilinear", "bicubic")
 
 
 class Augment:
-    """timm's training transform as a `cait.data.transforms.TrainPipeline`: the same draws, nearly the same pixels.
+    """timm's training transform as an `ImageNetDataModule.pipeline`: the same draws, nearly the same pixels.
 
     It decodes only the crop and resizes it with torch. RandAugment uses the operations of `ops.py`; timm and Pillow do
     the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the global generators
