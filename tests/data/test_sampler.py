@@ -8,7 +8,6 @@ import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
-from cait.data import datamodule
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.loader import ShardSampler, TrainBatchSampler
 
@@ -76,5 +75,5 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
 def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac."""
     whole = batches(digits_root, workers=0, count=2)
-    monkeypatch.setattr(datamodule, "WORKER_START", "spawn")
+    monkeypatch.setattr("cait.data.loader.START", "spawn")
     assert all(torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True))

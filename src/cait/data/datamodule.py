@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,7 @@ from torch.utils.data import default_collate
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
-from cait.data.loader import (
-    READY,
-    WORKER_START,
-    Balanced,
-    Loader,
-    Loading,
-    Order,
-    Published,
-    ShardSampler,
-    TrainBatchSampler,
-    init_worker,
-)
+from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
@@ -185,7 +174,7 @@ class ImageNetDataModule(LightningDataModule):
         It is made of `preprocessing` and `augmentation`, and has
         - `open(raw, name, whole)`: opens an image for one crop, or decodes it whole for several;
         - a call with what that returns: gives pixels, uint8 [S, S, 3], and the box to erase, `Erased` or None;
-        - `collate(workers, ready, size)`: returns what makes a batch; each worker has `ready` batches of `size` bytes;
+        - `collate(workers, size)`: returns what makes a batch of `size` bytes in one of so many processes;
         - `name`, which checkpoints hold: a run does not resume with another;
         - `how_read`: what decodes, in a few words.
         """
@@ -281,14 +270,9 @@ class ImageNetDataModule(LightningDataModule):
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers = self.workers(self.trainer.num_devices if self.trainer else 1)
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
-        return dict(
-            num_workers=workers,
-            multiprocessing_context=WORKER_START if workers else None,
-            worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=self.pipeline.collate(workers, READY, size) if self.pipeline else default_collate,
-            prefetch_factor=READY if workers else None,
+        return worker_start(workers, under_trainer=self.trainer is not None) | dict(
+            collate_fn=self.pipeline.collate(workers, size) if self.pipeline else default_collate,
             finish=None if self.trainer is not None else self._labelled,
-            persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 

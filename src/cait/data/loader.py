@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,7 +24,7 @@ POWERS = {"sqrt": 0.5, "full": 0.0}
 """A class of n images gets a share of an epoch that grows with n to this power."""
 READY = 2
 """Batches that each loader process has ready."""
-WORKER_START = "fork" if sys.platform == "linux" else None
+START = "fork" if sys.platform == "linux" else None
 """How loader processes start; None is Python's default. A fork shares the lists of images, where new processes get
 copies. Beyond Linux it is not safe."""
 
@@ -230,6 +231,19 @@ class Loader(DataLoader[Any]):
             self.waited += time.perf_counter() - start
             yield self.finish(batch) if self.finish else batch
             start = time.perf_counter()
+
+
+def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
+    """The settings of a DataLoader with so many processes."""
+    if workers == 0:
+        return {}
+    return dict(
+        num_workers=workers,
+        multiprocessing_context=START,
+        worker_init_fn=partial(init_worker, under_trainer=under_trainer),
+        prefetch_factor=READY,
+        persistent_workers=True,
+    )
 
 
 def init_worker(worker_id: int, under_trainer: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,16 +65,14 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
     return FolderSource(splits, partial(write_digits, path) if path == DIGITS else None)
 
 
+@dataclass(eq=False)
 class SplitSource:
-    """A data set that is opened split by split.
+    """A data set called `root` that is opened split by split, by the split's name."""
 
-    Args:
-        root: its name.
-        open_split: opens the split of a name.
-    """
-
-    def __init__(self, root: str, train_split: str, val_split: str, open_split: Callable[[str], MapSamples]) -> None:
-        self.root, self.train_split, self.val_split, self.open_split = root, train_split, val_split, open_split
+    root: str
+    train_split: str
+    val_split: str
+    open_split: Callable[[str], MapSamples]
 
     def prepare(self) -> None:
         """Do nothing: a split is fetched when it is opened, and `cait predict` opens none."""

@@ -135,14 +135,15 @@ def size_to_pad(image: Any, *target: Any) -> list[int]:
     return [max(1, side) for side in ResizeKeepRatio.get_params(image, *target)]
 
 
+@dataclass(frozen=True)
 class ShapedCrop:
     """The random crop of `fit` pad and squash: its aspect ratio is the image's own times one of the range `ratio`.
 
     So a crop of the whole image, scale 1 and ratio 1, is what evaluation sees, and pad crops no padding.
     """
 
-    def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-        self.scale, self.ratio = scale, ratio
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) in pixels, as timm draws them in a square that is then stretched."""
