@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.folder import Files
+from cait.data.listing import Files
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError

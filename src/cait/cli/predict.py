@@ -83,7 +83,7 @@ def _rows(
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     import torch
 
-    from cait.data.folder import Files
+    from cait.data.listing import Files
 
     data, network, task = loaded.data, loaded.network.to(device), loaded.task
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers

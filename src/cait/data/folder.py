@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 
 from cait import disk
+from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images
 from cait.errors import UserError, printable, to_install
 from cait.file_lock import tell
 
-HEIF = (".heic", ".heif")
-"""Suffixes of the photographs that iPhones take; pillow-heif reads them."""
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
-EXTENSIONS = (
-    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif"),
-    *(HEIF if find_spec("pillow_heif") else ()),
-)
-"""Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
-OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
-"""Why something is left out; what is hidden is not mentioned."""
-THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
-
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
 """Usual names of the two folders of a split; the first that exists is taken."""
-Identity = tuple[int, int]
-"""Device and number of a folder, the same whatever leads to it."""
 
 
 @dataclass(frozen=True)
@@ -62,45 +47,6 @@ class Splits:
             raise UserError("root is empty; name a folder or a data set with --data.root")
         if not 0 < self.val_fraction < 1:
             raise UserError(f"val_fraction must be above 0 and below 1, got {self.val_fraction}")
-
-
-class Files:
-    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples`.
-
-    They lie in three arrays. A list of a million tuples would be copied into every worker, page by page,
-    because reading an object changes its reference count.
-
-    Args:
-        samples: pairs of a path and the index of its class.
-        folder: what the paths begin from.
-    """
-
-    def __init__(self, samples: Iterable[tuple[str, int]], folder: str = "") -> None:
-        self._folder = os.path.join(folder, "") if folder else ""
-        self.left_out = defaultdict[str, list[str]](list)
-        """Paths below `folder` of what is not listed, by the reason."""
-        paths = bytearray()
-        self.labels = array("q")
-        """The index of each image's class."""
-        self.ends = array("q", [0])
-        """Where each path begins in `paths`, and the last one ends."""
-        for path, label in samples:
-            paths += os.fsencode(path)
-            self.ends.append(len(paths))
-            self.labels.append(label)
-        self.paths = bytes(paths)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> tuple[str, int]:
-        return self.name(index), self.labels[index]
-
-    def name(self, index: int) -> str:
-        return self._folder + os.fsdecode(self.paths[self.ends[index] : self.ends[index + 1]])
 
 
 class FolderSource:
@@ -296,77 +242,6 @@ def list_classes(folder: Path, names: Sequence[str]) -> Files:
         why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
         raise UserError(f"no images in the class folder {abbreviate(lacking)}{why}")
     return files
-
-
-def list_images(folder: Path, names: Sequence[str]) -> Files:
-    """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
-
-    Links are followed, and each folder is listed once. Hidden files and folders, whose names begin with a dot, are left
-    out, because viewers put small copies there. A pipe or a broken link with the name of an image is one that cannot be
-    read.
-
-    Raises:
-        UserError: a folder cannot be listed, or lies under two classes.
-    """
-    order = sorted(range(len(names)), key=lambda label: names[label])
-    start = len(os.path.join(folder, ""))
-    owners: dict[Identity, tuple[int, str]] = {}
-    left_out = defaultdict[str, list[str]](list)
-
-    def samples() -> Iterator[tuple[str, int]]:
-        with ThreadPoolExecutor(THREADS) as pool:
-            trees = pool.map(_tree, [os.path.join(folder, names[label]) for label in order])
-            for label, tree in zip(order, trees, strict=True):
-                for place, identity, files in sorted(tree):
-                    owner, other = owners.setdefault(identity, (label, place))
-                    if owner != label:
-                        raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
-                    for name in files:
-                        path = os.path.join(place, name)
-                        if is_image(name):
-                            yield path[start:], label
-                        else:
-                            left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])
-
-    found = Files(samples(), str(folder))
-    found.left_out = left_out
-    return found
-
-
-def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
-    """The folders in a folder, each once whatever links lead to it, and the names of the files in each."""
-    found = []
-    seen: set[Identity] = set()
-    waiting = [folder]
-    for place in waiting:
-        status = os.stat(place)
-        identity = (status.st_dev, status.st_ino)
-        if identity not in seen:
-            seen.add(identity)
-            folders, files = entries(place)
-            found.append((place, identity, files))
-            waiting += [os.path.join(place, name) for name in folders]
-    return found
-
-
-def entries(folder: str | Path) -> tuple[list[str], list[str]]:
-    """The sorted names of the folders in a folder, links to folders among them, and of all else that is not hidden.
-
-    Raises:
-        UserError: the folder cannot be listed.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
-
-    _, folders, others = next(os.walk(folder, onerror=refuse))
-    visible = (sorted(name for name in names if not name.startswith(".")) for names in (folders, others))
-    return next(visible), next(visible)
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of this name is listed as an image."""
-    return name.lower().endswith(EXTENSIONS)
 
 
 def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:

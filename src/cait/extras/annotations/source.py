@@ -15,7 +15,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait.data import source
-from cait.data.folder import Files, FolderSource, abbreviate, hold_listed, hold_out
+from cait.data.folder import FolderSource, abbreviate, hold_listed, hold_out
+from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.annotations import MULTI_LABEL, table
 

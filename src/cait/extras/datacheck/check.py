@@ -13,7 +13,8 @@ import numpy as np
 
 from cait import disk
 from cait.cli.options import Options
-from cait.data.folder import BESIDE, BROKEN, OTHER, Files, FolderSource, abbreviate, not_listed
+from cait.data.folder import FolderSource, abbreviate, not_listed
+from cait.data.listing import BESIDE, BROKEN, OTHER, Files
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cait.data.dataset import Samples
-from cait.data.folder import Files, FolderSource, abbreviate, class_folders, list_classes
+from cait.data.folder import FolderSource, abbreviate, class_folders, list_classes
+from cait.data.listing import Files
 from cait.errors import UserError
 
 TEST = "test"

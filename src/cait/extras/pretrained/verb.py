@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
-from cait.data.folder import Files, FolderSource, Splits, class_folders, scan_flat
+from cait.data.folder import FolderSource, Splits, class_folders, scan_flat
+from cait.data.listing import Files
 from cait.errors import UserError, printable
 from cait.extras import networks
 from cait.guards import trust

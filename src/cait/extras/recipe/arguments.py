@@ -17,7 +17,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from cait import plugins
 from cait.cli.options import asks_for_help
-from cait.data.folder import HEIF, NEEDS_HEIF, FolderSource, abbreviate
+from cait.data.folder import NEEDS_HEIF, FolderSource, abbreviate
+from cait.data.listing import HEIF
 from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError

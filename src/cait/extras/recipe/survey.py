@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cait.data.folder import Files
+from cait.data.listing import Files
 from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 

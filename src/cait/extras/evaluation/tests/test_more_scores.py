@@ -21,7 +21,7 @@ from timm.data.real_labels import RealLabelsImagenet
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cait.cli import main
-from cait.data.folder import Files
+from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.evaluation import extra_sets, scorer
 from cait.extras.evaluation.counts import CLASSES_IN_MATRIX, Counts
