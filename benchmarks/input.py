@@ -42,7 +42,7 @@ from torchvision.transforms import InterpolationMode, v2
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import seed_generators
-from cait.data.sampler import Key
+from cait.data.loader import Key
 from cait.extras.fast_input import decode
 
 SIZE = 224

@@ -17,8 +17,7 @@ from torchvision.ops import masks_to_boxes
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
-from cait.data.loader import Loader
-from cait.data.sampler import Key
+from cait.data.loader import Key, Loader
 from cait.errors import UserError
 
 Box = tuple[int, int, int, int]

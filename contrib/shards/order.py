@@ -16,7 +16,7 @@ from contrib.shards import Shards
 
 @dataclass(frozen=True)
 class Windowed:
-    """Images of at most `window` chunks at a time, as `cait.data.sampler.Order`. It is not as published.
+    """Images of at most `window` chunks at a time, as `cait.data.loader.Order`. It is not as published.
 
     The chunks are put into a seeded order, and each image follows its chunk's turn by a random distance below `window`
     chunks. So at most `window` chunks are in use at any moment, and each is used once in an epoch.

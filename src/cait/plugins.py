@@ -30,7 +30,7 @@ KINDS = {
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see cait.data.transforms.TrainPipeline',
+    "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see ImageNetDataModule.pipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.attention.backend_named`',
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
@@ -58,11 +58,12 @@ class Setting:
     name: str
     """Without the dashes, as "logger_args"."""
     type: Any
-    """As a function's annotation."""
+    """As a function's annotation. For "predict" a function: what it makes of the text is called with (loaded, row,
+    image) for each image that is read; see `_rows` in cait.cli.predict."""
     default: Any
     help: str
     verbs: Sequence[str] = ()
-    """Those that take it, "fit" or "eval"; none named means both."""
+    """Those that take it, "fit", "eval" or "predict"; none named means the first two."""
 
 
 @dataclass(frozen=True)

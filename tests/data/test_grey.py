@@ -70,15 +70,6 @@ def test_training_pixels_are_timms_of_grey_images(two_classes: Path) -> None:
             assert torch.equal(pixels, transform(seen(path)))
 
 
-def test_no_operation_colours_grey(two_classes: Path) -> None:
-    data = module(two_classes, color_jitter=[0.4, 0.4, 0.4, 0.5], erase_prob=0.0)
-    data.setup("fit")
-    for index in range(len(data.train_images)):
-        for repeat in range(4):
-            pixels, _ = data.train_images[(0, index, repeat)][0]
-            assert (pixels == pixels[..., :1]).all()
-
-
 def test_a_run_is_saved_and_used_as_it_was_trained(two_classes: Path, tmp_path: Path) -> None:
     data, net = module(two_classes, erase_prob=1.0, fit="pad", crop_pct=0.9), CaiTModule(**ONE)
     run = trainer(max_steps=1)

@@ -1,22 +1,15 @@
 """The order of a run against torch's and timm's samplers, and its independence of workers, ranks and restarts."""
 
-import multiprocessing
-import tracemalloc
-from collections import defaultdict
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
-from cait.data import datamodule
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.sampler import ShardSampler, TrainBatchSampler
+from cait.data.loader import ShardSampler, TrainBatchSampler
 
 
 @pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (515, 2), (100, 3)])
@@ -50,15 +43,6 @@ def test_a_pass_may_begin_at_any_batch() -> None:
     assert list(sampler) == whole[5:]
 
 
-def test_an_epoch_is_not_listed_before_its_first_batch() -> None:
-    sampler = TrainBatchSampler(1_000_000, 4, seed=0, repeats=3)
-    tracemalloc.start()  # which sees Python's objects, not the permutation, 8 bytes an image
-    next(iter(sampler))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 100_000
-
-
 @pytest.mark.parametrize(("length", "world_size"), [(15, 2), (7, 4), (2, 4), (8, 1)])
 def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
     shards = [ShardSampler(length, rank, world_size) for rank in range(world_size)]
@@ -87,62 +71,9 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
     assert not torch.equal(whole[0][0], whole[0][1])
 
 
-@pytest.fixture(scope="module")
-def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 images of noise; no two crops are the same."""
-    root = tmp_path_factory.mktemp("noise")
-    pixels = np.random.default_rng(0).integers(0, 256, (304, 12, 12, 3), dtype=np.uint8)
-    for number, noise in enumerate(pixels):
-        path = root / ("train" if number < 300 else "val") / str(number % 2) / f"{number:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise).save(path)
-    return root
-
-
-def loaded(root: Path, rank: int, world_size: int) -> list[tuple[tuple[int, int, int], bytes]]:
-    """Key and pixels of every image that a rank's loader gives in epoch 1."""
-    data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3)
-    data.setup("fit")
-    progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
-    data.trainer = SimpleNamespace(
-        global_rank=rank,
-        world_size=world_size,
-        num_devices=world_size,
-        current_epoch=1,
-        overfit_batches=0.0,
-        fit_loop=SimpleNamespace(epoch_loop=progress),
-    )
-    loader = data.train_dataloader()
-    images = [image.numpy().tobytes() for batch in loader for image in data._normalized(batch)[0]]
-    keys = [key for batch in loader.batch_sampler for key in batch]
-    return list(zip(keys, images, strict=True))
-
-
-def test_the_ranks_share_out_one_set_of_repeats_each_augmented_anew(noise_root: Path) -> None:
-    whole = dict(loaded(noise_root, 0, 1))
-    assert len(whole) == 256  # floor(300 / 256) · 256
-    by_index = defaultdict(list)
-    for (_, index, _), pixels in whole.items():
-        by_index[index].append(pixels)
-    assert sorted(map(len, by_index.values())) == [1] + [3] * 85  # the last is cut off
-    assert len(set(whole.values())) == 256
-    for world_size in (2, 4):
-        ranks = [loaded(noise_root, rank, world_size) for rank in range(world_size)]
-        for rank, mine in enumerate(ranks):
-            sampler = RepeatAugSampler(range(300), num_replicas=world_size, rank=rank, num_repeats=3)
-            sampler.set_epoch(1)
-            assert len(mine) == len(sampler) == 256 // world_size
-            assert [index for (_, index, _), _ in mine] == list(sampler)
-        together = [pair for mine in ranks for pair in mine]
-        assert len(together) == 256
-        assert dict(together) == whole  # the same keys, the same pixels
-    # Over four ranks no rank sees an image twice.
-    assert all(len({index for (_, index, _), _ in mine}) == len(mine) for mine in ranks)
-
-
 @pytest.mark.slow
 def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac."""
     whole = batches(digits_root, workers=0, count=2)
-    monkeypatch.setattr(datamodule, "worker_start", lambda: multiprocessing.get_context("spawn"))
+    monkeypatch.setattr("cait.data.loader.START", "spawn")
     assert all(torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True))

@@ -1,6 +1,5 @@
 """Where images come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,10 @@ import formats
 import numpy as np
 import pytest
 import torch
-from harness import REPO, checkpoint, rows
 from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
-from cait.cli import main
 from cait.data import folder
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import load_rgb
@@ -86,31 +83,28 @@ def test_archives_that_cannot_be_unpacked_are_told_in_one_line(archives: Path, k
 
 # Data sets by name
 
-Write = Callable[[Path, pytest.MonkeyPatch, list[Image.Image]], object]
-SETS: dict[str, tuple[str, Write, str, str, int, int, int]] = {
-    # configuration: name, files, splits, images to train and validate on, classes
-    "cifar10": ("torch/cifar10", formats.write_cifar10, "train", "test", 40, 6, 10),
-    "cifar100": ("torch/cifar100", formats.write_cifar100, "train", "test", 8, 6, 100),
-    "flowers": ("torch/flowers102", formats.write_flowers, "train+val", "test", 12, 6, 102),
-    "cars": ("torch/stanford_cars", formats.write_cars, "train", "test", 8, 8, 4),
-}
 
-
-@pytest.fixture
-def written(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
-) -> str:
-    """The files of one of SETS, where they are looked for; its key."""
+@pytest.mark.parametrize(
+    ("name", "write", "train_split", "train", "val", "classes"),
+    [
+        ("cifar10", formats.write_cifar10, "train", 40, 6, 10),
+        ("flowers102", formats.write_flowers, "train+val", 12, 6, 102),
+    ],
+)
+def test_torchvisions_sets_are_read_by_name(
+    name: str,
+    write: Callable,
+    train_split: str,
+    train: int,
+    val: int,
+    classes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    photographs: list[Image.Image],
+) -> None:
     monkeypatch.chdir(tmp_path)
-    root, write, *_ = SETS[request.param]
-    write(tmp_path / "data" / root.removeprefix("torch/"), monkeypatch, photographs)
-    return request.param
-
-
-@pytest.mark.parametrize("written", SETS, indirect=True)
-def test_torchvisions_sets_are_read_by_name(written: str) -> None:
-    root, _, train_split, val_split, train, val, classes = SETS[written]
-    data = module(root, train_split=train_split, val_split=val_split)
+    write(tmp_path / "data" / name, monkeypatch, photographs)
+    data = module(f"torch/{name}", train_split=train_split, val_split="test")
     assert data.num_classes == classes
     data.setup("fit")
     assert (len(data.train_images), len(data.val_images)) == (train, val)
@@ -118,7 +112,7 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
     assert images.shape == (4, 3, 32, 32)
     assert (labels >= 0).all()
     assert (labels < classes).all()
-    if written == "cifar10":
+    if name == "cifar10":
         assert data.class_names == [f"class {i}" for i in range(10)]
         expected = formats.pixels(6, 0).transpose(0, 2, 3, 1)
         for index in range(6):
@@ -144,23 +138,6 @@ def test_sets_that_cannot_be_used_are_told(
     with pytest.raises(UserError, match=words) as caught:
         module(**settings).setup("fit")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("written", ["flowers"], indirect=True)
-def test_a_transfer_config_takes_steps_on_the_files_it_is_for(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    configs = [
-        f"--config={REPO / 'configs' / name}" for name in ("imagenet/xxs24_224.yaml", f"transfer/{written}.yaml")
-    ]
-    small = ["--model.fields.depth=1", "--model.fields.embed_dim=32", "--model.fields.num_heads=2"]
-    small += ["--data.img_size=32", "--data.batch_size=4", "--data.num_workers=0"]
-    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
-    main(["fit", *configs, *small, *brief, "--trainer.precision=32-true", "--trainer.accelerator=cpu"])
-    run = Path("logs") / written
-    losses = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
-    assert len(losses) == 2
-    assert all(math.isfinite(loss) for loss in losses)
-    assert len(checkpoint(run)["ImageNetDataModule"]["class_names"]) == SETS[written][-1]
 
 
 def test_hugging_faces_sets_are_read_by_name(

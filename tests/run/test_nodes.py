@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,23 +31,9 @@ from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.run.program import Processes
 
 
-class Cluster(NamedTuple):
-    """A launcher, as far as the processes ask it."""
-
-    rank: int
-    port: int = 0
-    size: int = 3
-    main_address: str = "127.0.0.1"
-
-    def global_rank(self) -> int:
-        return self.rank
-
-    def world_size(self) -> int:
-        return self.size
-
-    @property
-    def main_port(self) -> int:
-        return self.port
+def cluster(rank: int) -> Any:
+    """A launcher of three processes, as far as they ask it."""
+    return SimpleNamespace(global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0)
 
 
 def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -56,7 +43,7 @@ def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPa
     def process(rank: int) -> None:
         processes = Processes()
         processes._store = store
-        monkeypatch.setattr(processes, "cluster", lambda: Cluster(rank))
+        monkeypatch.setattr(processes, "cluster", lambda: cluster(rank))
         try:
             found[rank] = main(processes, rank)
         except UserError as error:
@@ -95,7 +82,7 @@ def test_restarts_with_the_store_of_the_start_before_are_refused(monkeypatch: py
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(UserError, match="give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        program._open_store(cast(Any, Cluster(1)))
+        program._open_store(cluster(1))
 
 
 @pytest.mark.parametrize(("minutes", "saves"), [(1e-9, 6), (None, 1), (100.0, 1)])

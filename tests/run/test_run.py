@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 
-from cait import ckpt, disk
+from cait import ckpt
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
@@ -45,21 +45,6 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
         rundir.folder_of("third")
-
-
-def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("before")
-
-    def write() -> None:
-        with disk.whole(path) as beside:
-            beside.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
-    assert path.read_text() == "before"
 
 
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:

@@ -139,19 +139,6 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("slurm-*")] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlay", ["cpu", "debug", "profile"])
-def test_the_overlays_run(overlay: str, cait: Cait, tmp_path: Path) -> None:
-    overlays = ["--config", str(REPO / f"configs/trainer/{overlay}.yaml"), "--trainer.accelerator=cpu"]
-    done = cait("fit", "--config", str(REPO / "configs/digits.yaml"), *overlays, "--trainer.max_epochs=1")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "logs/digits"
-    if overlay == "profile":
-        assert "ProfilerStep*" in (table := (run / "fit-profile.txt").read_text())
-        assert table.split("ProfilerStep*")[1].split("\n")[0].split()[-1] == "3"
-        assert len(list(run.glob("fit-profile*.pt.trace.json"))) == 1
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_an_overlay_for_gpus_is_refused_in_a_line_without_one(cait: Cait) -> None:
     refused = cait("fit", "--config", str(REPO / "configs/digits.yaml"), "--config", "trainer/gpu.yaml")

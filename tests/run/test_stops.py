@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
-from modules import FIELDS, module, trainer
+from modules import FIELDS, trainer
 from torture import same
 
 from cait.data.datamodule import ImageNetDataModule
@@ -57,10 +58,6 @@ class StopsByItself(CaiTModule):
         self.trainer.should_stop |= self.trainer.fit_loop.total_batch_idx == 4
 
 
-def stops_by_itself(**settings: Any) -> CaiTModule:
-    return StopsByItself(lr_base_size=None, **settings)
-
-
 class FollowsAMetric(CaiTModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()["optimizer"]
@@ -80,7 +77,7 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     """Train two epochs; returns the last checkpoint."""
 
     def run(
-        stop: Callback | None = None, folder: Path | None = None, kind: Any = module, **settings: Any
+        stop: Callback | None = None, folder: Path | None = None, kind: Any = CaiTModule, **settings: Any
     ) -> dict[str, Any]:
         start = folder / "last.ckpt" if folder and (folder / "last.ckpt").exists() else None
         folder = folder or tmp_path_factory.mktemp("run")
@@ -88,7 +85,8 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         data["batch_size"] = settings.pop("batch_size", 64)
         schedule = settings.pop("schedule", "cosine")
         torch.manual_seed(0)
-        net = kind(num_classes=10, schedule=schedule, warmup_epochs=0.25, fields=FIELDS, drop_path_rate=0.2, img_size=8)
+        network = dict(img_size=8, num_classes=10, fields=FIELDS, drop_path_rate=0.2, lr_base_size=None)
+        net = kind(schedule=schedule, warmup_epochs=0.25, **network)
         limits: dict = dict(limit_train_batches=BATCHES, limit_val_batches=1)
         early = [settings.pop("early")("val/loss", patience=1, min_delta=99.0)] if "early" in settings else []
         own = [StepSeed(0), EMA(0.9), LastCheckpoint(folder, settings.pop("every_n_steps", None))]
@@ -117,14 +115,9 @@ def assert_equal(got: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(fit: Callable) -> Callable[..., dict[str, Any]]:
+def whole(fit: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Runs that nothing stopped, by their settings."""
-    made: dict[str, dict[str, Any]] = {}
-
-    def of(**settings: Any) -> dict[str, Any]:
-        return made.setdefault(str(settings), fit(**settings) if str(settings) not in made else {})
-
-    return of
+    return functools.cache(fit)
 
 
 WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
@@ -135,7 +128,7 @@ WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "own callback after a batch": (lambda _: dict(stop=Stop("on_train_batch_end", 5)), 5),
     "pruned after a validation": (lambda _: dict(stop=Stop("on_validation_end", 5)), 6),
     "own callback at the end of an epoch": (lambda _: dict(stop=Stop("on_train_epoch_end", 1)), 0),
-    "the module's own hook": (lambda _: dict(kind=stops_by_itself), 5),
+    "the module's own hook": (lambda _: dict(kind=StopsByItself), 5),
 }
 """How a run is stopped, given the batches of a step, and the batches of its epoch done, if a step has one."""
 
@@ -158,20 +151,12 @@ def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     assert_equal(fit(folder=stopped["folder"], **common), expected)
 
 
-def plateau(**settings: Any) -> CaiTModule:
-    return FollowsAMetric(lr_base_size=None, **settings)
-
-
-def one_cycle(**settings: Any) -> CaiTModule:
-    return OneCycle(lr_base_size=None, **settings)
-
-
 @pytest.mark.parametrize("batches", [5, BATCHES])
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(kind=plateau),
-        dict(kind=one_cycle),
+        dict(kind=FollowsAMetric),
+        dict(kind=OneCycle),
         dict(check_val_every_n_epoch=2),
         dict(check_val_every_n_epoch=None, val_check_interval=5),
     ],

@@ -60,10 +60,6 @@ def write_cifar10(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
     write_cifar(folder, patch, datasets.CIFAR10, [f"class {i}" for i in range(10)])
 
 
-def write_cifar100(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
-    write_cifar(folder, patch, datasets.CIFAR100, [f"class {i}" for i in range(100)])
-
-
 FLOWERS = (("trnid", 1), ("valid", 7), ("tstid", 13))
 
 
@@ -76,21 +72,6 @@ def write_flowers(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
     files = datasets.Flowers102._file_dict
     sums = {key: (name, md5(base / name)) for key, (name, _) in files.items() if key != "image"}
     patch.setattr(datasets.Flowers102, "_file_dict", files | sums)
-
-
-def write_cars(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
-    """Stanford's devkit: structs with a box, a class from 1 on and a file; torchvision checks no sums."""
-    base = folder / "stanford_cars"
-    kinds = [("bbox_x1", "O"), ("bbox_y1", "O"), ("bbox_x2", "O"), ("bbox_y2", "O"), ("class", "O"), ("fname", "O")]
-    for part, file in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", "cars_test_annos_withlabels.mat")):
-        rows = []
-        for number in range(1, 9):
-            save(photographs, base / part / f"{number:05d}.jpg", number)
-            rows.append((1, 1, 90, 70, number % 4 + 1, f"{number:05d}.jpg"))
-        (base / "devkit").mkdir(exist_ok=True)
-        savemat(base / file, {"annotations": np.array([rows], dtype=kinds)})
-    names = np.array([[f"Make Model {i} 2012" for i in range(4)]], dtype=object)
-    savemat(base / "devkit" / "cars_meta.mat", {"class_names": names})
 
 
 WNIDS = ("n01440764", "n01443537", "n02084071")

@@ -28,8 +28,8 @@ from runs import RECIPE, TWO, assert_same, wait_for_steps
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import Splits
+from cait.data.loader import TrainBatchSampler
 from cait.data.reading import load_rgb
-from cait.data.sampler import TrainBatchSampler
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.file_lock import file_lock

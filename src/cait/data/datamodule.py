@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
+from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
-from cait.data.loader import READY, Loader, Loading, init_worker, worker_start
+from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
-from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
-from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
+from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import Settings, flat, values
 
@@ -140,7 +139,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        labels = self._targets(known_labels(self.source.train, str(self.root)))
+        labels = self._targets(self._train_labels)
         counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels, minlength=self.num_classes)
         return counts.long().tolist()
 
@@ -151,7 +150,14 @@ class ImageNetDataModule(LightningDataModule):
             return getattr(self.source, "order", None) or Published(len(self.source.train))
         if self._label_sets is not None:
             raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
-        return Balanced(known_labels(self.source.train, str(self.root)), self.loading.balance)
+        return Balanced(self._train_labels, self.loading.balance)
+
+    @property
+    def _train_labels(self) -> Tensor:
+        labels = getattr(self.source.train, "labels", None)
+        if labels is None:
+            raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
+        return torch.tensor(labels)
 
     def summary(self) -> str:
         """The data set in a line."""
@@ -162,8 +168,16 @@ class ImageNetDataModule(LightningDataModule):
     # How images are read
 
     @cached_property
-    def pipeline(self) -> TrainPipeline | None:
-        """What an extra brings to read training images faster than timm does, unless `backend` is "timm"."""
+    def pipeline(self) -> Any:
+        """What an extra brings to read training images faster than timm does, unless `backend` is "timm"; or None.
+
+        It is made of `preprocessing` and `augmentation`, and has
+        - `open(raw, name, whole)`: opens an image for one crop, or decodes it whole for several;
+        - a call with what that returns: gives pixels, uint8 [S, S, 3], and the box to erase, `Erased` or None;
+        - `collate(workers, size)`: returns what makes a batch of `size` bytes in one of so many processes;
+        - `name`, which checkpoints hold: a run does not resume with another;
+        - `how_read`: what decodes, in a few words.
+        """
         found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
         return plugins.load(found[0])(self.preprocessing, self.augmentation) if found else None
 
@@ -177,10 +191,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def how_read(self) -> str:
         """What decodes the training images."""
-        if self.train_transform is self.pipeline:
-            return self.pipeline.how_read
-        has_own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
-        return "a training transform of your own" if has_own else "timm's own transform"
+        return self.pipeline.how_read if self.train_transform is self.pipeline else "Pillow"
 
     # Lightning's hooks
 
@@ -197,8 +208,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != (listed := len(self.source.class_names)):
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
-        images = len(train) + len(val)
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images), images)
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
         self.predict_samples: Samples = val
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
@@ -237,15 +247,14 @@ class ImageNetDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
-        count = len(self.predict_samples)
-        images = self._eval_images(self.predict_samples, UnreadableImages(None, count, count))
-        loader = self._eval_loader(images, "prediction")
+        any_number = UnreadableImages(None, len(self.predict_samples))
+        loader = self._eval_loader(self._eval_images(self.predict_samples, any_number), "prediction")
         loader.finish = loader.finish and self._normalized
         return loader
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)), len(samples))
+        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader
@@ -261,14 +270,9 @@ class ImageNetDataModule(LightningDataModule):
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers = self.workers(self.trainer.num_devices if self.trainer else 1)
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
-        return dict(
-            num_workers=workers,
-            multiprocessing_context=worker_start() if workers else None,
-            worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=self.pipeline.collate(workers, READY, size) if self.pipeline else default_collate,
-            prefetch_factor=READY if workers else None,
+        return worker_start(workers, under_trainer=self.trainer is not None) | dict(
+            collate_fn=self.pipeline.collate(workers, size) if self.pipeline else default_collate,
             finish=None if self.trainer is not None else self._labelled,
-            persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 

@@ -6,6 +6,7 @@ import operator
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
+from cait.data.loader import Key
 from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_rgb
-from cait.data.sampler import Key
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -71,14 +72,6 @@ class MapSamples:
         return image, label
 
 
-def known_labels(samples: Samples, root: str) -> Tensor:
-    """The class of each image. Raises UserError if the data set `root` knows them only by opening the images."""
-    labels = getattr(samples, "labels", None)
-    if labels is None:
-        raise UserError(f"the classes of {root} cannot be counted without opening every image; use a folder")
-    return torch.tensor(labels)
-
-
 def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
     random.seed(seed)
@@ -87,27 +80,21 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+@dataclass(eq=False)
 class TrainImages(Dataset[tuple[Any, int]]):
     """Augmented images, indexed by (epoch, index, repeat).
 
     The global generators are seeded anew for every image, so neither the worker nor its history matters. For an image
     that cannot be read, which is noted in `unreadable`, another stands in, drawn from the same key.
-
-    Args:
-        open_image: takes an image as it is in `samples`, its name, and whether several crops of it are wanted.
-        transform: takes what `open_image` returns.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        open_image: Callable[[RawImage, str, bool], Any],
-        transform: Callable[[Any], Any],
-        seed: int,
-        unreadable: UnreadableImages,
-    ) -> None:
-        self.samples, self.open_image, self.transform = samples, open_image, transform
-        self.seed, self.unreadable = seed, unreadable
+    samples: Samples
+    open_image: Callable[[RawImage, str, bool], Any]
+    """Takes an image as it is in `samples`, its name, and whether several crops of it are wanted."""
+    transform: Callable[[Any], Any]
+    """Takes what `open_image` returns."""
+    seed: int
+    unreadable: UnreadableImages
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -150,19 +137,18 @@ class TrainImages(Dataset[tuple[Any, int]]):
         return seeds.stand_in(self.seed, *key, attempt) % len(self.samples) if attempt else key[1]
 
 
+@dataclass(eq=False)
 class EvalImages(Dataset[tuple[Tensor, int]]):
     """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalised.
 
     An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL.
-
-    Args:
-        transform: takes a PIL image and returns [3, S, S].
     """
 
-    def __init__(
-        self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages, reading: Reading
-    ) -> None:
-        self.samples, self.transform, self.unreadable, self.reading = samples, transform, unreadable, reading
+    samples: Samples
+    transform: Callable[[Any], Tensor]
+    """Takes a PIL image and returns [3, S, S]."""
+    unreadable: UnreadableImages
+    reading: Reading
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -11,17 +11,14 @@ from functools import cached_property
 from pathlib import Path
 
 from cait import disk
-from cait.data.listing import HEIF, OTHER, Files, entries, list_images, walk
+from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images
 from cait.errors import UserError, printable, to_install
 from cait.file_lock import tell
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
-
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
 """Usual names of the two folders of a split; the first that exists is taken."""
-MACOS = "__MACOSX"
-"""A folder of copies in archives that macOS has made."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,8 @@ class FolderSource:
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
         if train is None:
             return root, None
-        others = [root / name for name in folder_names(root) if root / name not in (train, val)]
-        if others and not any(folder_names(folder) for folder in (train, val) if folder):
+        others = [root / name for name in class_folders(root) if root / name not in (train, val)]
+        if others and not any(class_folders(folder) for folder in (train, val) if folder):
             return root, None
         if val is None:
             place = root / splits.val_split
@@ -110,7 +107,7 @@ class FolderSource:
         """The sorted names of the class folders."""
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
         folder, _ = self.split_folders()
-        names = folder_names(folder)
+        names = [*class_folders(folder)]
         if len(names) < 2:
             needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
             raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
@@ -138,7 +135,7 @@ class FolderSource:
             return hold_listed(images, self.root, Path(val_list)) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
-        val_names = folder_names(val)
+        val_names = [*class_folders(val)]
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
@@ -157,7 +154,7 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
         return root / split
     if split != usual[0]:
         return None
-    folders = {name.lower(): name for name in folder_names(root)}
+    folders = {name.lower(): name for name in class_folders(root)}
     return next((root / folders[name] for name in usual if name in folders), None)
 
 
@@ -183,7 +180,7 @@ def scan_flat(root: Path) -> Files:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    found = walk(root, [""])
+    found = list_images(root, [""])
     paths = sorted(Path(path) for path, _ in found)
     if not paths:
         raise UserError(f"no images below {root}{not_listed(found.left_out)}")
@@ -198,11 +195,6 @@ def not_listed(left_out: Mapping[str, list[str]]) -> str:
     return f"; left out: {'; '.join(parts)}" if parts else ""
 
 
-def folder_names(folder: Path) -> list[str]:
-    """The sorted names of the folders in a folder, without hidden ones; see `class_folders`."""
-    return [*class_folders(folder)]
-
-
 def class_folders(folder: Path) -> dict[str, str]:
     """The folders in a folder without hidden ones: the name of a class, and that of its folder, sorted.
 
@@ -212,9 +204,9 @@ def class_folders(folder: Path) -> dict[str, str]:
         UserError: the folder cannot be listed, or the names of two folders differ in nothing else.
     """
     found: dict[str, str] = {}
-    for name in entries(str(folder))[0]:
-        hidden = name == MACOS or name.startswith(".")
-        if not hidden and found.setdefault(composed(name), name) != name:
+    for name in entries(folder)[0]:
+        is_copy = name == "__MACOSX"  # in archives that macOS has made
+        if not is_copy and found.setdefault(composed(name), name) != name:
             raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
     return dict(sorted(found.items()))
 
@@ -235,16 +227,20 @@ def spelled(folder: Path, name: str) -> str:
     return str(found)
 
 
-def list_classes(folder: Path, names: list[str]) -> Files:
+def list_classes(folder: Path, names: Sequence[str]) -> Files:
     """List the images of the classes `names`. Raises UserError if one of them has none."""
     places = class_folders(folder)
     files = list_images(folder, [places.get(name, name) for name in names])
-    empty = set(range(len(names))) - set(files.labels)
-    if empty:
-        lacking = [folder / places.get(names[label], names[label]) for label in sorted(empty)]
+    for name in entries(folder)[1]:
+        if is_image(name):
+            files.left_out[BESIDE].append(name)
+        elif not os.path.exists(folder / name):
+            files.left_out[BROKEN].append(name)
+    if empty := set(range(len(names))) - set(files.labels):
+        lacking = [str(folder / places.get(names[label], names[label])) for label in sorted(empty)]
         heif = any(path.lower().endswith(HEIF) for path in files.left_out.get(OTHER, []))
         why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
-        raise UserError(f"no images in the class folder {abbreviate([*map(str, lacking)])}{why}")
+        raise UserError(f"no images in the class folder {abbreviate(lacking)}{why}")
     return files
 
 

@@ -19,18 +19,11 @@ EXTENSIONS = (
     *(HEIF if find_spec("pillow_heif") else ()),
 )
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
-THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
-
-LeftOut = defaultdict[str, list[str]]
-Identity = tuple[int, int]
-"""Device and number of a folder, the same whatever leads to it."""
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of this name is listed as an image."""
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
+Identity = tuple[int, int]
+"""Device and number of a folder, the same whatever leads to it."""
 
 
 class Files:
@@ -46,7 +39,7 @@ class Files:
 
     def __init__(self, samples: Iterable[tuple[str, int]], folder: str = "") -> None:
         self._folder = os.path.join(folder, "") if folder else ""
-        self.left_out = LeftOut(list)
+        self.left_out = defaultdict[str, list[str]](list)
         """Paths below `folder` of what is not listed, by the reason."""
         paths = bytearray()
         self.labels = array("q")
@@ -73,7 +66,7 @@ class Files:
 
 
 def list_images(folder: Path, names: Sequence[str]) -> Files:
-    """The images of the class folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
+    """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each folder is listed once. Hidden files and folders, whose names begin with a dot, are left
     out, because viewers put small copies there. A pipe or a broken link with the name of an image is one that cannot be
@@ -82,61 +75,49 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     Raises:
         UserError: a folder cannot be listed, or lies under two classes.
     """
-    files = walk(folder, names)
-    for name in entries(str(folder))[1]:
-        if is_image(name):
-            files.left_out[BESIDE].append(name)
-        elif not os.path.exists(folder / name):
-            files.left_out[BROKEN].append(name)
-    return files
-
-
-def walk(folder: Path, names: Sequence[str]) -> Files:
-    """The images as `list_images` gives them, without a look at what lies beside the class folders."""
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
     owners: dict[Identity, tuple[int, str]] = {}
-    left_out = LeftOut(list)
+    left_out = defaultdict[str, list[str]](list)
 
     def samples() -> Iterator[tuple[str, int]]:
         with ThreadPoolExecutor(THREADS) as pool:
             trees = pool.map(_tree, [os.path.join(folder, names[label]) for label in order])
-            for label, folders in zip(order, trees, strict=True):
-                for place, (identity, found) in sorted(folders.items()):
+            for label, tree in zip(order, trees, strict=True):
+                for place, identity, files in sorted(tree):
                     owner, other = owners.setdefault(identity, (label, place))
                     if owner != label:
                         raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
-                    for name in found:
+                    for name in files:
                         path = os.path.join(place, name)
                         if is_image(name):
                             yield path[start:], label
                         else:
                             left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])
 
-    files = Files(samples(), str(folder))
-    files.left_out = left_out
-    return files
+    found = Files(samples(), str(folder))
+    found.left_out = left_out
+    return found
 
 
-def _tree(folder: str) -> dict[str, tuple[Identity, list[str]]]:
-    """The folders in a folder, by path, each once whatever links lead to it, and the names of the files in each."""
-    found: dict[str, tuple[Identity, list[str]]] = {}
+def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
+    """The folders in a folder, each once whatever links lead to it, and the names of the files in each."""
+    found = []
     seen: set[Identity] = set()
     waiting = [folder]
     for place in waiting:
         status = os.stat(place)
         identity = (status.st_dev, status.st_ino)
-        if identity in seen:
-            continue
-        seen.add(identity)
-        folders, files = entries(place)
-        found[place] = identity, [name for name in files if not name.startswith(".")]
-        waiting += [os.path.join(place, name) for name in folders if not name.startswith(".")]
+        if identity not in seen:
+            seen.add(identity)
+            folders, files = entries(place)
+            found.append((place, identity, files))
+            waiting += [os.path.join(place, name) for name in folders]
     return found
 
 
-def entries(folder: str) -> tuple[list[str], list[str]]:
-    """The sorted names of the folders in a folder, links to folders among them, and of all else.
+def entries(folder: str | Path) -> tuple[list[str], list[str]]:
+    """The sorted names of the folders in a folder, links to folders among them, and of all else that is not hidden.
 
     Raises:
         UserError: the folder cannot be listed.
@@ -146,4 +127,10 @@ def entries(folder: str) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    return sorted(folders), sorted(others)
+    visible = (sorted(name for name in names if not name.startswith(".")) for names in (folders, others))
+    return next(visible), next(visible)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is listed as an image."""
+    return name.lower().endswith(EXTENSIONS)

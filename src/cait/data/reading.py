@@ -208,11 +208,10 @@ class UnreadableImages:
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
         limit: how many images may be unreadable before the run fails.
-        images: how many there are.
     """
 
-    def __init__(self, path: Path | None, limit: int, images: int) -> None:
-        self.path, self.limit, self.images = path, limit, images
+    def __init__(self, path: Path | None, limit: int) -> None:
+        self.path, self.limit = path, limit
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 
@@ -249,6 +248,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            share = min(0.99, math.ceil(200 * count / self.images) / 100)  # the run has not met all of them yet
-            remedy = f"; to go on without them give --data.max_bad_share {share:g}"
+            remedy = "; to go on without them raise --data.max_bad_share"
             raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ class DataSource(Protocol):
     """Classes and images; UserError if they are no use.
 
     A source may also have `digest`, bytes that a run depends on besides the images' names, `test`, further images, and
-    `order`, a `cait.data.sampler.Order` of the training images. If an image may have several classes it has `task`,
+    `order`, a `cait.data.loader.Order` of the training images. If an image may have several classes it has `task`,
     their name in `TASKS` of cait.plugins; the labels of its images are then the numbers of rows in `label_sets`, 0 or 1
     for each class [labels, classes], and are called `label_names`.
     """
@@ -65,16 +65,14 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
     return FolderSource(splits, partial(write_digits, path) if path == DIGITS else None)
 
 
+@dataclass(eq=False)
 class SplitSource:
-    """A data set that is opened split by split.
+    """A data set called `root` that is opened split by split, by the split's name."""
 
-    Args:
-        root: its name.
-        open_split: opens the split of a name.
-    """
-
-    def __init__(self, root: str, train_split: str, val_split: str, open_split: Callable[[str], MapSamples]) -> None:
-        self.root, self.train_split, self.val_split, self.open_split = root, train_split, val_split, open_split
+    root: str
+    train_split: str
+    val_split: str
+    open_split: Callable[[str], MapSamples]
 
     def prepare(self) -> None:
         """Do nothing: a split is fetched when it is opened, and `cait predict` opens none."""
@@ -123,17 +121,15 @@ def write_digits(root: Path) -> None:
     _, val = train_test_split(numbers, test_size=0.2, random_state=0, stratify=digits.target)
     held_out = set(val.tolist())
     root.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
+        written = Path(scratch, root.name)
         for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-            folder = scratch / ("val" if number in held_out else "train") / str(label)
+            folder = written / ("val" if number in held_out else "train") / str(label)
             folder.mkdir(parents=True, exist_ok=True)
             grey = np.round(pixels * (255 / 16)).astype(np.uint8)
             Image.fromarray(grey).save(folder / f"{number:04d}.png")
-        scratch.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        scratch.rename(root)  # replaces an empty folder too
-    except OSError:
-        if not (root / "val").is_dir():  # otherwise another run was quicker
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            written.rename(root)  # replaces an empty folder too
+        except OSError:
+            if not (root / "val").is_dir():  # otherwise another run was quicker
+                raise

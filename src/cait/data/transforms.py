@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from cait.settings import check_at_least, check_choice, check_share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
-MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
 """ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in grey."""
@@ -71,7 +70,7 @@ class Preprocessing:
         return transform
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
-        """Open an image for the transforms, `whole` or not; see `TrainPipeline.open`."""
+        """Open an image for the transforms, for one crop or `whole`."""
         return load_rgb(raw, name, self.reading)
 
     def timms(self) -> dict[str, Any]:
@@ -105,10 +104,6 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_share(self, "hflip", "erase_prob")
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(f"scale must be two shares of at most 1, the smaller first, got {list(self.scale)}")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
         try:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
@@ -140,14 +135,15 @@ def size_to_pad(image: Any, *target: Any) -> list[int]:
     return [max(1, side) for side in ResizeKeepRatio.get_params(image, *target)]
 
 
+@dataclass(frozen=True)
 class ShapedCrop:
     """The random crop of `fit` pad and squash: its aspect ratio is the image's own times one of the range `ratio`.
 
     So a crop of the whole image, scale 1 and ratio 1, is what evaluation sees, and pad crops no padding.
     """
 
-    def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-        self.scale, self.ratio = scale, ratio
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) in pixels, as timm draws them in a square that is then stretched."""
@@ -160,27 +156,6 @@ class ShapedCrop:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return crop(image, *self.box(*image.size))
-
-
-class TrainPipeline(Protocol):
-    """What an extra brings to read training images faster than timm's transform does, and to hand over batches."""
-
-    name: str
-    """What a checkpoint says the pixels are by; a run does not resume with another's."""
-    how_read: str
-    """What decodes the images, in a few words."""
-
-    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None: ...
-
-    def open(self, raw: RawImage, name: str, whole: bool) -> Any:
-        """Open an image for one crop, or decode it `whole` for several. Raises UnreadableImageError with this name."""
-
-    def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
-        """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""
-
-    @staticmethod
-    def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
-        """What makes a batch of images of any kind; each worker has so many batches ready, of so many bytes."""
 
 
 class NormalizeAndErase:
@@ -223,13 +198,12 @@ class Mixing:
     """Probability that a batch (a pair, an image) is mixed at all."""
     mix_switch_prob: float = 0.5
     """Probability of CutMix if both are on."""
-    mix_mode: MixMode = "batch"
+    mix_mode: Literal["batch", "pair", "elem"] = "batch"
     """One draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of a batch of B is
     always mixed with image B - 1 - i."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "mixup", "cutmix")
-        check_choice(self, {"mix_mode": get_args(MixMode)})
         check_share(self, "mix_prob", "mix_switch_prob")
 
     @property

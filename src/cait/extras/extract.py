@@ -57,7 +57,7 @@ def extract(
         chosen: the indices of the images to read; None reads all.
         head: the layer whose inputs are the features; None takes the first of `classifiers`.
     """
-    unreadable = UnreadableImages(None, len(samples), len(samples))
+    unreadable = UnreadableImages(None, len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
     chosen = range(len(samples)) if chosen is None else chosen
     modes, home = [(part, part.training) for part in network.modules()], next(network.parameters()).device

@@ -35,7 +35,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._store: Store | None = None
-        self._agreements = 0
+        self._agreements = 0  # so far
 
     def cluster(self) -> ClusterEnvironment | None:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
@@ -68,27 +68,20 @@ class Processes:
         cluster = self.cluster()
         if cluster is None or cluster.world_size() == 1:
             return [word]
-        try:
-            return self._exchange(cluster, word)
-        except RuntimeError as error:  # torch's errors of the network
-            place = f"{cluster.main_address}:{cluster.main_port}"
-            raise UserError(f"cannot reach the other processes at {place}: {str(error).splitlines()[0]}") from error
-
-    def _exchange(self, cluster: ClusterEnvironment, own: str) -> list[str]:
-        """What each process gives here."""
-        from torch.distributed import PrefixStore
-
-        rank, size = cluster.global_rank(), cluster.world_size()
-        self._store = self._store or _open_store(cluster)
-        store = PrefixStore(f"cait/agreement {self._agreements}", self._store)
+        rank, size, place = cluster.global_rank(), cluster.world_size(), f"cait/agreement {self._agreements}"
         self._agreements += 1
-        store.set(str(rank), own)
-        told = [each.decode() for each in store.multi_get([str(other) for other in range(size)])]
-        if store.add("read", 1) == size:
-            store.set("all have read", "")
-        if rank == 0:  # it serves the store, so it may not end before
-            store.wait(["all have read"])
-        return told
+        try:
+            store = self._store = self._store or _open_store(cluster)
+            store.set(f"{place}/{rank}", word)
+            told = [each.decode() for each in store.multi_get([f"{place}/{other}" for other in range(size)])]
+            if store.add(f"{place}/read", 1) == size:
+                store.set(f"{place}/all have read", "")
+            if rank == 0:  # it serves the store, so it may not end before
+                store.wait([f"{place}/all have read"])
+            return told
+        except RuntimeError as error:  # torch's errors of the network
+            address = f"{cluster.main_address}:{cluster.main_port}"
+            raise UserError(f"cannot reach the other processes at {address}: {str(error).splitlines()[0]}") from error
 
     def of_first(self, make: Callable[[], str]) -> str:
         """What `make` gives in the first process."""

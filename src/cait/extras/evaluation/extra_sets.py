@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cait.data.dataset import Samples
-from cait.data.folder import FolderSource, abbreviate, folder_names, list_classes
+from cait.data.folder import FolderSource, abbreviate, class_folders, list_classes
 from cait.data.listing import Files
 from cait.errors import UserError
 
@@ -39,7 +39,7 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    found, indices = folder_names(root), [str(index) for index in range(len(names))]
+    found, indices = [*class_folders(root)], [str(index) for index in range(len(names))]
     if {*found} == {*indices} != {*names}:
         return ExtraSet(list_classes(root, indices))
     places = {name: index for index, name in enumerate(names)}

@@ -17,6 +17,7 @@ from timm.data.auto_augment import RandAugment
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
+from cait.data.loader import READY
 from cait.data.reading import RawImage
 from cait.data.transforms import Augmentation, Erased, Preprocessing, ShapedCrop, size_to_pad
 from cait.extras.fast_input.batches import HELD, SharedBatches, collate
@@ -31,7 +32,7 @@ RESIZED_BY_TORCH = ("bilinear", "bicubic")
 
 
 class Augment:
-    """timm's training transform as a `cait.data.transforms.TrainPipeline`: the same draws, nearly the same pixels.
+    """timm's training transform as an `ImageNetDataModule.pipeline`: the same draws, nearly the same pixels.
 
     It decodes only the crop and resizes it with torch. RandAugment uses the operations of `ops.py`; timm and Pillow do
     the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the global generators
@@ -76,9 +77,9 @@ class Augment:
         return torch.from_numpy(pixels), self._erased()
 
     @staticmethod
-    def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
-        """What makes batches of `size` bytes; each worker has `ready` of them."""
-        return partial(collate, memory=SharedBatches(workers, ready + HELD, size) if workers else None)
+    def collate(workers: int, size: int) -> Callable[[list[Any]], Any]:
+        """What makes batches of `size` bytes."""
+        return partial(collate, memory=SharedBatches(workers, READY + HELD, size) if workers else None)
 
     def _cropped(self, image: OpenImage) -> Tensor:
         """The random crop of the settings as uint8 [S, S, 3]; only the crop is decoded."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, Splits, folder_names, scan_flat
+from cait.data.folder import FolderSource, Splits, class_folders, scan_flat
 from cait.data.listing import Files
 from cait.errors import UserError, printable
 from cait.extras import networks
@@ -58,7 +58,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def listed(root: Path) -> tuple[Files, list[str]]:
     """The images of a folder, those to train on first, and its classes; without classes the labels are -1."""
     source = FolderSource(Splits(root=str(root)))
-    if not root.is_dir() or len(folder_names(source.split_folders()[0])) < 2:
+    if not root.is_dir() or len(class_folders(source.split_folders()[0])) < 2:
         return scan_flat(root), []
     source.hold_out_all()
     return source.train if source.holds_out else Files([*source.train, *source.val]), source.class_names

@@ -19,8 +19,8 @@ from PIL import Image
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.loader import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.reading import AS_SEEN, Reading, load_rgb
-from cait.data.sampler import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe import arguments, replace_arguments
