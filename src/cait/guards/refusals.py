@@ -107,7 +107,7 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
 
 def check_settings(given: Any) -> None:
     """Refuse settings of the Trainer, as the command line has them, that Lightning accepts and a run cannot have."""
-    for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval"):
+    for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
     if given.accumulate_grad_batches < 1:
