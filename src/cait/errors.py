@@ -29,7 +29,7 @@ class UserError(ValueError):
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys, and the marks that turn the direction of writing."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS)
+NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cait.errors import UserError, kind_and_place
+
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
 
@@ -99,7 +101,10 @@ def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages."""
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
-    return {name: importlib.import_module(path) for name, path in paths}
+    try:
+        return {name: importlib.import_module(path) for name, path in paths}
+    except Exception as error:  # a stranger's package may raise anything
+        raise UserError(f"an extra cannot be imported: {kind_and_place(error)}") from error
 
 
 def _contributed() -> list[tuple[str, str]]:

@@ -69,6 +69,10 @@ def hello(*_):
 def images(batch):
     return len(batch[1])
 
+class Unsaved(Callback):
+    def __init__(self, device: torch.device = torch.device("cpu")):
+        pass
+
 class Unused(torch.nn.Module):
     def __init__(self, img_size, num_classes):
         super().__init__()
@@ -170,6 +174,7 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
         (["--trainer.logger=CometLogger"], "comet"),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
+        (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
         (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
     ],
 )

@@ -148,6 +148,16 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
         os.killpg(held.pid, signal.SIGKILL)
 
 
+def test_a_link_to_an_empty_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    lock = RunLock(tmp_path / "run")
+    (tmp_path / "run/checkpoints").mkdir()
+    lock.roll_back()
+    assert (tmp_path / "run").is_symlink()
+    assert not any((tmp_path / "disk").iterdir())
+
+
 def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
     torch.manual_seed(0)
     model = create_model("xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm").train()

@@ -14,7 +14,7 @@ from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
-from cait.errors import console
+from cait.errors import UserError, console
 from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -133,6 +133,8 @@ class Scoring:
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """Score the validation set, given as the arguments of Trainer.validate; print and write."""
+        if self.trainer.limit_val_batches == 0:
+            raise UserError("--trainer.limit_val_batches 0 scores nothing")
         if self.trainer.is_global_zero:
             disk.check_output(self.output)  # now, not after an hour
         self._choose_images()

@@ -75,6 +75,8 @@ class SaveConfig(Callback):
 
     def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
         self.text = parser.dump(config, skip_none=False)
+        if found := re.search(".*Unable to serialize instance.*", self.text):  # a resumed run could not read it back
+            raise UserError(f"config.yaml cannot hold {found[0].strip()}: take text or a number instead")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:

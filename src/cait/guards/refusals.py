@@ -107,9 +107,11 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
 
 def check_settings(given: Any) -> None:
     """Refuse settings of the Trainer, as the command line has them, that Lightning accepts and a run cannot have."""
-    for name in ("max_epochs", "max_steps", "limit_train_batches", "accumulate_grad_batches", "val_check_interval"):
+    for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
+    if given.accumulate_grad_batches < 1:
+        raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")

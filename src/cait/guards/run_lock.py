@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,11 @@ class RunLock(Callback):
             (self.run_dir / FINISHED).touch()
 
     def roll_back(self) -> None:
-        """Release the folder; remove one that was new or empty if training never began."""
-        self.release()
+        """Release the folder. If training never began, first empty one that was new or empty, and remove it."""
         if self._is_new:
-            disk.remove(self.run_dir)
+            lock = self.run_dir / LOCK
+            for path in (*({*self.run_dir.iterdir()} - {lock}), lock):  # the lock last: then another may take it
+                disk.remove(path)
+            with contextlib.suppress(OSError):  # another process has just taken it, or it is a link
+                self.run_dir.rmdir()
+        self.release()
