@@ -131,8 +131,9 @@ def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.Ca
     loaded = timm.create_model("local-dir:logs/mine/card", pretrained=True).state_dict()
     assert torch.equal(loaded["head.weight"], average["head.weight"])
 
-    main(["card", "mine"])  # no weights stay beside a card that may be of others
-    assert capsys.readouterr().out.split() == [files[0], files[2]]
+    Path("logs/mine/card/samples.md").touch()
+    main(["card", "mine"])  # no weights stay beside a card that may be of others; a user's own files do
+    assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 
 def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
