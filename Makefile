@@ -32,7 +32,7 @@ help: ## Show this list
 	@echo "make TARGET [CONFIG=file.yaml] [RUN=name] [ARGS=\"--key value ...\"]"
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo "and the other verbs of cait, as make VERB [RUN=name] [ARGS=...]:"
-	@PYTHONPATH=src $(PYTHON) -m cait --help | grep -E '^  ($(subst $() ,|,$(strip $(PLAIN)))) '
+	@PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m cait --help 2>/dev/null | grep -E '^  ($(subst $() ,|,$(strip $(PLAIN)))) ' || echo "  $(PLAIN)"
 
 .PHONY: train
 train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN|none

@@ -89,7 +89,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     repo = given.repo or f"OWNER/{folder.name}"
     card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))
     drawn = curves.draw({folder.name: curves.read(folder)})
-    disk.remove(output)  # the weights there may be older
+    for name in ("config.json", "model.safetensors"):
+        disk.remove(output / name)  # the weights may be older; files of others stay
     plots.write(drawn, output / CURVES)
     with disk.whole(output / README) as beside:
         beside.write_text(card, encoding="utf-8")

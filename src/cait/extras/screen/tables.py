@@ -166,6 +166,12 @@ class RunSummary(Callback):
     def __init__(self, run: plugins.Run) -> None:
         self.run, self.run_dir, self._start = run, run.folder, time.monotonic()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": time.monotonic() - self._start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._start -= round(state_dict["seconds"])  # those of the processes before
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"

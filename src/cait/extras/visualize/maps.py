@@ -52,6 +52,8 @@ class Maps:
         self.folder, self.names = Path(folder), Counter[str]()
 
     def __call__(self, loaded: Loaded, row: dict[str, Any], image: Tensor) -> None:
+        if not self.names and any(self.folder.glob("*")):
+            raise UserError(f"{self.folder} has files; name a new or an empty folder with --maps")
         path = Path(row["path"])
         self.write(loaded, image, f"{path.parent.name}/{path.stem}", in_words(row["predictions"]))
 

@@ -70,7 +70,7 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     assert "- Data: digits, 1,437 training images\n- Checkpoint: step 4, epoch 1\n" in card
     settings = yaml.safe_load(re.search(r"```yaml\n(.*?)```", card, re.S)[1])
     assert settings["model"]["fields"]["embed_dim"] == 32
-    assert f"`CaiT {settings['model']['fields']['depth']}×32` for images of" in card
+    assert f"classes: CaiT {settings['model']['fields']['depth']}×32 for images of" in card
     assert str(scored) not in card  # nothing of this machine
 
     main(["card", "mine", "--raw"])
@@ -82,8 +82,8 @@ SCORES = {"acc1": 50.0, "images": 8, "per_class": {"a": 25.0, "b": 75.0}}
 
 def rendered(*tables: Results, fields: dict | None = None, scores: dict | None = None, **data: Any) -> str:
     config = {"model": {"fields": fields}, "data": {"root": "sets/mine"} | data}
-    about = {"class_names": ["a", "b"], "img_size": 16, "model": "xxs24", "step": 1, "epoch": 0}
-    return hub_card.text("me/own", SCORES | (scores or {}), about, config, None, None, tables)
+    about = {"class_names": ["a", "b"], "img_size": 16, "model": "a`\n<b>", "step": 1, "epoch": 0}
+    return hub_card.text("me/own", SCORES | (scores or {}), about, config, "many", None, tables)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,7 @@ def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
     card = rendered(table)
     assert "### Baselines\n\n|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |\n" in card
     assert "\na \\# b\\[31m\\| is better.\n" in card
+    assert "2 classes: a\\` \\<b\\> for images" in card
 
 
 def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +132,9 @@ def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.Ca
     loaded = timm.create_model("local-dir:logs/mine/card", pretrained=True).state_dict()
     assert torch.equal(loaded["head.weight"], average["head.weight"])
 
-    main(["card", "mine"])  # no weights stay beside a card that may be of others
-    assert capsys.readouterr().out.split() == [files[0], files[2]]
+    Path("logs/mine/card/samples.md").touch()
+    main(["card", "mine"])  # no weights stay beside a card that may be of others; a user's own files do
+    assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 
 def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:

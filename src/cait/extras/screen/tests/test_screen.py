@@ -14,9 +14,10 @@ from modules import FIELDS, loader, module, trainer
 
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.screen import progress
+from cait.extras.screen import progress, tables
 from cait.extras.screen.progress import EpochLines
-from cait.extras.screen.tables import Banner, forward_gmacs
+from cait.extras.screen.tables import Banner, RunSummary, forward_gmacs
+from cait.extras.words import duration
 from cait.model.network import create_model
 
 
@@ -103,3 +104,17 @@ def test_the_epochs_line_says_how_long_its_steps_waited(
     line = r"^epoch (\d)/2 .* waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
     found = re.findall(line, capsys.readouterr().out, re.MULTILINE)
     assert found == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]
+
+
+def test_the_results_count_the_time_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(tables, "time", clock)
+    run: Any = SimpleNamespace(folder=tmp_path, first_step=0)
+    first = RunSummary(run)
+    clock.now += 60.0
+    state = first.state_dict()
+    clock.now += 1000.0
+    resumed = RunSummary(run)
+    resumed.load_state_dict(state)
+    clock.now += 60.0
+    assert resumed._results(trainer())[0] == ("trained", f"to step 0 in {duration(120.0)}")
