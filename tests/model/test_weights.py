@@ -166,6 +166,13 @@ def test_another_networks_weights_are_told_by_the_first_that_differs(theirs, fil
         assert words in line
 
 
+def test_the_network_that_a_file_names_is_told(tmp_path: Path) -> None:
+    named = {"hyper_parameters": {"name": "xs24", "fields": {"depth": 3}}}, {"arch": "resnet18"}
+    for content, words in zip(named, ("of xs24 with --model.fields '{\"depth\": 3}'", "of timm/resnet18"), strict=True):
+        torch.save({"state_dict": {"a": torch.zeros(3)}} | content, tmp_path / "theirs.pth")
+        assert told(tmp_path / "theirs.pth").endswith(f"in the model; it is {words}")
+
+
 def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
     small = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=16).state_dict()
     for path in forms(tmp_path, small).values():

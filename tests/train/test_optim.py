@@ -79,7 +79,7 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: 
 
 
 def test_the_default_decay_is_the_papers_with_adamw_alone() -> None:
-    for name, given, taken in (("adamw", None, 0.05), ("sgd", None, 0.0), ("adamw", 0.02, 0.02), ("lion", 0.02, 0.02)):
+    for name, given, taken in (("AdamW", None, 0.05), ("sgd", None, 0.0), ("adamw", 0.02, 0.02), ("lion", 0.02, 0.02)):
         groups = OptimizerSettings(name, weight_decay=given).build(small_net(), lr=1e-3).param_groups
         assert max(group["weight_decay"] for group in groups) == taken
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
 from cait.errors import UserError
-from cait.settings import check_at_least
+from cait.settings import check_at_least, check_choice
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -59,6 +59,7 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats")
         check_at_least(self, 0, "num_workers")
+        check_choice(self, {"backend": ("auto", "timm"), "balance": (*POWERS, None)})
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
 

@@ -104,6 +104,9 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_share(self, "hflip", "erase_prob")
+        if not (0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]):
+            told = f"scale {list(self.scale)} and ratio {list(self.ratio)}"
+            raise UserError(f"{told} must be above 0, the smaller first, scale at most 1")
         try:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
@@ -204,6 +207,7 @@ class Mixing:
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "mixup", "cutmix")
+        check_choice(self, {"mix_mode": ("batch", "pair", "elem")})
         check_share(self, "mix_prob", "mix_switch_prob")
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cait import ckpt, disk
 from cait.errors import UserError, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS
+from cait.settings import as_text
 
 StateDict = dict[str, Tensor]
 
@@ -69,13 +71,31 @@ def load_weights(
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
       a checkpoint of our runs whose classes are not `own_classes`.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
+    network it names that one, if the file does.
     """
     state, saved_classes = read_weights(path, ema)
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             state.pop(key, None)
-    return _load(model, state, str(path))
+    try:
+        return _load(model, state, str(path))
+    except UserError as error:
+        raise UserError(f"{error}{_named(Path(path))}") from error
+
+
+def _named(path: Path) -> str:
+    """The end of a message: the network that timm's config.json beside a file of weights names, or the file itself."""
+    content = _read(path)
+    with suppress(UserError, OSError):
+        content = {"arch": disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]}
+    if not isinstance(content, dict):
+        return ""
+    own = content.get("hyper_parameters")
+    if isinstance(own, dict) and isinstance(own.get("name"), str):
+        fields = f" with --model.fields '{as_text(own['fields'])}'" if own.get("fields") else ""
+        return f"; it is of {own['name']}{fields}"
+    return f"; it is of {TIMM}{content['arch']}" if isinstance(content.get("arch"), str) else ""
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:

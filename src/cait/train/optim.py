@@ -46,11 +46,11 @@ class OptimizerSettings:
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
         name, given = self.optimizer, dict(self.optimizer_args or {})
-        default = 0.05 if name == "adamw" else 0.0
+        default = 0.05 if name.lower() == "adamw" else 0.0
         weight_decay = default if self.weight_decay is None else self.weight_decay
         decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         try:
-            if name == "adamw":
+            if name.lower() == "adamw":
                 optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **{"fused": True} | given)
             elif references.is_path(name):
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
