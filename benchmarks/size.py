@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6470, 6700),
+    "lines of model, data, train, run and cli": Limit(6470, 6470),
     "lines of all source without tests": Limit(14680, 12500),
     "lines of its tests": Limit(13360, 13000),
     "lines of contrib without tests": Limit(4300, 4300),

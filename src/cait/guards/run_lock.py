@@ -33,14 +33,14 @@ class RunLock(Callback):
             self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
-        self._is_new = {path.name for path in run_dir.iterdir()} == {LOCK}
+        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
         self._lock.release()
 
     def on_train_start(self, *_: Any) -> None:
-        self._is_new = False
+        self._trained = True
         (self.run_dir / FINISHED).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -48,11 +48,13 @@ class RunLock(Callback):
             (self.run_dir / FINISHED).touch()
 
     def roll_back(self) -> None:
-        """Release the folder. If training never began, first empty one that was new or empty, and remove it."""
-        if self._is_new:
-            lock = self.run_dir / LOCK
-            for path in (*({*self.run_dir.iterdir()} - {lock}), lock):  # the lock last: then another may take it
-                disk.remove(path)
-            with contextlib.suppress(OSError):  # another process has just taken it, or it is a link
-                self.run_dir.rmdir()
+        """Release the folder. If training never began, first remove what is new in it, and the folder if it is empty."""
+        if not self._trained:
+            for path in self.run_dir.iterdir():
+                if path.name not in self._before | {LOCK}:
+                    disk.remove(path)
+            if not self._before:
+                (self.run_dir / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process has just taken it, or it is a link
+                    self.run_dir.rmdir()
         self.release()
