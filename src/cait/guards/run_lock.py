@@ -48,7 +48,7 @@ class RunLock(Callback):
             (self.run_dir / FINISHED).touch()
 
     def roll_back(self) -> None:
-        """Release the folder. If training never began, first remove what is new in it, and the folder if it is empty."""
+        """Release the folder. If training never began, first remove what is new in it, and itself if that was all."""
         if not self._trained:
             for path in self.run_dir.iterdir():
                 if path.name not in self._before | {LOCK}:
