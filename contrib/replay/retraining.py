@@ -90,7 +90,8 @@ class ReplayCLI(CaiTCLI):
             devices = self.config_init.fit.trainer.devices
             count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
             rank_zero_info(f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}")
-            return super(CaiTCLI, self).instantiate_trainer(**kwargs | dict(accelerator="cpu", devices=count))
+            kwargs |= dict(accelerator="cpu", devices=count, callbacks=[])  # Lightning has added some to the list
+            return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""

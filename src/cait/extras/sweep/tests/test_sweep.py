@@ -128,6 +128,7 @@ def ended(*jobs: subprocess.Popen) -> list[str]:
     return outputs
 
 
+@pytest.mark.slow
 def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
     path, folder = str(write(tmp_path, trials=1, pruner="median")), tmp_path / "logs/tiny"
