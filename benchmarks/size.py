@@ -40,8 +40,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6470, 6470),
-    "lines of all source without tests": Limit(14680, 12500),
-    "lines of its tests": Limit(13360, 13000),
+    "lines of all source without tests": Limit(14690, 12500),
+    "lines of its tests": Limit(13370, 13000),
     "lines of contrib without tests": Limit(4300, 4300),
     "lines of contrib's tests": Limit(3650, 3650),
     "kinds of what an extra adds": Limit(12, 12),

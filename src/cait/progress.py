@@ -55,7 +55,7 @@ def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, i
     loops = checkpoint["loops"]["fit_loop"]
     batches = loops["epoch_loop.batch_progress"]
     done, total = (count * images_before // images_now for count in (batch, batches["total"]["ready"]))
-    repeated = done % trainer.accumulate_grad_batches
+    repeated = done % accumulated(trainer, epoch)
     if done >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
         epoch, done, repeated = epoch + 1, 0, 0
     done, amid = done - repeated, done > repeated
@@ -70,9 +70,11 @@ def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, i
 
 def begin(trainer: Any) -> None:
     """In `on_train_start`: what Lightning does not restore."""
-    if Position.of(trainer).batch == 0:
+    position = Position.of(trainer)
+    if position.batch == 0:
         # With `max_steps` Lightning would take the first batch of the new epoch for a validated one.
         trainer.fit_loop.epoch_loop.restarting = False
+    trainer.accumulate_grad_batches = accumulated(trainer, position.epoch)
 
 
 def validate(trainer: Any) -> None:
@@ -80,6 +82,19 @@ def validate(trainer: Any) -> None:
     trainer.validating = True  # so that Lightning takes the metrics for those of a validation
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
+
+
+def accumulation(trainer: Any) -> dict[int, int]:
+    """The batches of an optimizer step, by the epoch from which on they count."""
+    for callback in trainer.callbacks:
+        if hasattr(callback, "get_accumulate_grad_batches"):  # Lightning's GradientAccumulationScheduler
+            return dict(sorted(callback.scheduling.items()))
+    return {0: trainer.accumulate_grad_batches}
+
+
+def accumulated(trainer: Any, epoch: int) -> int:
+    """The batches of an optimizer step in an epoch."""
+    return next(count for first, count in reversed(accumulation(trainer).items()) if first <= epoch)
 
 
 def batches_an_epoch(trainer: Any) -> float:
@@ -99,9 +114,12 @@ def steps_until(trainer: Any, epochs: float) -> float:
         return position.step
     if math.isinf(batches := batches_an_epoch(trainer)):
         return math.inf
-    each = math.ceil(batches / trainer.accumulate_grad_batches)
-    of_this = min(each, math.ceil(position.batch / trainer.accumulate_grad_batches))
-    return max(position.step, position.step - of_this + each * (epochs - position.epoch))
+    each = {first: math.ceil(batches / count) for first, count in accumulation(trainer).items()}
+    of_this = each[max(first for first in each if first <= position.epoch)]
+    steps: float = position.step - min(of_this, math.ceil(position.batch / accumulated(trainer, position.epoch)))
+    for (first, count), end in zip(each.items(), [*each, math.inf][1:], strict=True):
+        steps += count * max(0, min(epochs, end) - max(first, position.epoch))
+    return max(steps, position.step)
 
 
 def total_steps(trainer: Any) -> float:

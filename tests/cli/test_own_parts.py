@@ -190,6 +190,7 @@ def test_a_part_that_cannot_be_made_is_told(
 TABLE = re.search(r"\n## Use Lightning's callbacks\n(.*?)\n## ", (REPO / "docs/extending.md").read_text(), re.DOTALL)[1]
 ARGUMENTS = {
     "EarlyStopping": ["monitor=val/loss"],
+    "GradientAccumulationScheduler": ["scheduling={0: 1, 1: 2}"],
     "LambdaCallback": ["on_train_end=my_parts.hello"],
     "ModelCheckpoint": ["monitor=val/loss"],
     "OnExceptionCheckpoint": ["dirpath=exception"],

@@ -136,7 +136,9 @@ def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Pa
 def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -> None:
     def trained(accumulated: int = 1, **settings: Any) -> ImageNetDataModule:
         data = module(mixed_root, **settings)
-        data.trainer = SimpleNamespace(training=True, global_rank=0, world_size=1, accumulate_grad_batches=accumulated)
+        data.trainer = SimpleNamespace(
+            training=True, global_rank=0, world_size=1, accumulate_grad_batches=accumulated, callbacks=[]
+        )
         return data
 
     saved = trained().state_dict()
@@ -144,7 +146,7 @@ def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -
     for other, words in (
         (trained(seed=7), "seed was 0, is 7; to continue anyway add --data.check_resume false"),
         (trained(batch_size=8), "images a batch, over all processes was 4, is 8"),
-        (trained(accumulated=2), "batches accumulated was 1, is 2"),
+        (trained(accumulated=2), "batches accumulated, by epoch was {0: 1}, is {0: 2}"),
         (trained(val_split="train", train_split="val"), "training pictures was 36, is 15"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import loader, module, trainer
 
 from cait.progress import Position, continue_run, total_steps
@@ -40,8 +41,8 @@ class Continued(Callback):
 
 
 def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
-    rates = Rates(stop)
-    fit = trainer(callbacks=[rates, Continued()], **dict(max_epochs=4) | settings)
+    rates, others = Rates(stop), settings.pop("callbacks", [])
+    fit = trainer(callbacks=[rates, *others, Continued()], **dict(max_epochs=4) | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
     fit.fit(net, loader(4 * batches), ckpt_path=path if start else None)
     fit.save_checkpoint(path)
@@ -60,6 +61,7 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
     "a limit": lambda: dict(limit_train_batches=3),
     "a share": lambda: dict(limit_train_batches=0.5),
     "accumulation": lambda: dict(accumulate_grad_batches=4),
+    "accumulation by epoch": lambda: dict(callbacks=[GradientAccumulationScheduler({0: 1, 3: 3})]),
 }
 
 
@@ -89,6 +91,13 @@ def test_another_end_gives_the_cosine_to_that_end(batches: int, limits: dict, tm
     assert after.planned == end
     assert after.rates == pytest.approx([cosine((step - WARMUP) / (end - WARMUP)) for step in range(done, end)])
     assert after.last == pytest.approx(LOW)
+
+
+def test_accumulation_that_changes_by_epoch_is_counted_from_the_start(tmp_path: Path) -> None:
+    plan = {0: 1, 1: 2, 2: 4}
+    rates = leg(tmp_path / "x.ckpt", 6, callbacks=[GradientAccumulationScheduler(plan)])
+    assert rates.planned == len(rates.rates) == 6 + 3 + 2 + 2
+    assert rates.rates[WARMUP:] == pytest.approx([cosine((step - WARMUP) / 10) for step in range(WARMUP, 13)])
 
 
 @pytest.mark.parametrize(("epochs", "batches", "step"), [(0, 0, 0), (1, 0, 6), (1, 2, 8)])

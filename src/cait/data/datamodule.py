@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, plugins, seeds
+from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
 from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
@@ -347,7 +347,7 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size,
-            "batches accumulated": self.trainer.accumulate_grad_batches if self.trainer else 1,
+            "batches accumulated, by epoch": progress.accumulation(self.trainer) if self.trainer else {0: 1},
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
             "order of the images": self.order.name,

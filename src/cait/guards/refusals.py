@@ -34,7 +34,6 @@ MOST = 100
 REPLACED = {
     "BaseFinetuning": "the optimizer's groups stay as they are in a run; take --model.freeze",
     "BatchSizeFinder": "find the batch before the run (docs/your_script.md), and give it as --data.batch_size",
-    "GradientAccumulationScheduler": "steps stay as they are in a run; take --trainer.accumulate_grad_batches",
     "LearningRateFinder": "find the rate before the run (docs/your_script.md), and give it as --model.lr",
     "ModelPruning": "a run cannot be resumed with it; prune the network that has been trained",
     "SpikeDetection": "a run cannot be resumed with it; --max_nonfinite_steps ends a run without finite gradients",
