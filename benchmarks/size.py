@@ -52,7 +52,7 @@ LIMITS = {
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1660, 1660),
     "files of a checkpoint and its resume": Limit(13, 13),
-    "lines of a checkpoint and its resume": Limit(2200, 2200),
+    "lines of a checkpoint and its resume": Limit(2210, 2210),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
