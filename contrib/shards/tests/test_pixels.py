@@ -170,7 +170,7 @@ def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Pat
     whole, small = module(make(root, tmp_path / "whole")), module(make(root, tmp_path / "small", f"--max_side={SIDE}"))
     assert whole.state_dict() == module(root).state_dict()
     saved = whole.state_dict()
-    state = dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1)
+    state = dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[])
     whole.trainer = small.trainer = SimpleNamespace(**state)
     whole.load_state_dict(saved)
     with pytest.raises(UserError, match="digest of the training pictures' names was"):

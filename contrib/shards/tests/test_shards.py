@@ -648,7 +648,7 @@ def test_the_order_is_refused_where_it_cannot_be_and_compared_on_resume(
     assert windowed == module(digits_address, order="windowed", data_dir=str(tmp_path)).state_dict()
     for other in (module(digit_shards), module(digit_shards, order="windowed", window=7)):
         other.trainer = type(
-            "Training", (), dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1)
+            "Training", (), dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[])
         )()
         with pytest.raises(UserError, match="order of the images was windowed over 8 of the chunks"):
             other.load_state_dict(windowed)
