@@ -208,7 +208,8 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != (listed := len(self.source.class_names)):
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
+        images = len(train) + len(val)
+        self.unreadable = UnreadableImages(self.unreadable_path, images, self.loading.bad_allowed(images))
         self.predict_samples: Samples = val
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
@@ -254,7 +255,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
+        unreadable = UnreadableImages(None, len(samples), self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader
