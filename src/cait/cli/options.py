@@ -14,13 +14,13 @@ from cait.run.program import Program
 
 TRUST = "--trust-config"
 SETTINGS = [
-    Setting("run_name", str | None, None, "Name of the folder in logs/; null: the configuration's, with a number."),
+    Setting("run_name", str | None, None, "Folder in logs/; null: the configuration's name, numbered if taken."),
     Setting("output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]),
     Setting("save_every_n_minutes", float | None, 10.0, "Minutes between checkpoints. Every epoch saves one too."),
     Setting("save_every_n_steps", int | None, None, "Steps between checkpoints; null saves by time and epochs alone."),
     Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
     Setting("best_metric", str, "val/acc1", "Metric that chooses best.ckpt, as metrics.csv names it."),
-    Setting("best_mode", Literal["max", "min"] | None, None, "Which value of it is best; null: as the metric says."),
+    Setting("best_mode", Literal["max", "min"] | None, None, "Which --best_metric is best; null: as the metric says."),
 ]
 """Settings of a run that no class takes; extras add theirs."""
 

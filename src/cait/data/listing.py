@@ -127,8 +127,8 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    visible = (sorted(name for name in names if not name.startswith(".")) for names in (folders, others))
-    return next(visible), next(visible)
+    folders, others = (sorted(name for name in names if not name.startswith(".")) for names in (folders, others))
+    return folders, others
 
 
 def is_image(name: str) -> bool:

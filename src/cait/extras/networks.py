@@ -24,8 +24,7 @@ def add_options(options: Options) -> None:
 def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
     """`checkpoint_of` what the options say; (None, None) if they name a network.
 
-    Raises:
-        UserError: they name weights and no network, or no run that is there.
+    Raises UserError if they name weights and no network, or no run that is there.
     """
     if given.weights and given.name is None:
         raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")

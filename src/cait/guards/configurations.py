@@ -100,7 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def settings(path: Path, text: str | None = None) -> Settings:
-    """The settings in a configuration, of which `text` may have been read already.
+    """The settings in a configuration file. Give its `text` if you have read it.
 
     Raises UserError if it is no YAML, holds no settings, or sets one that follows another.
     """

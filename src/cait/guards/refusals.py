@@ -146,7 +146,7 @@ def check_strategy(trainer: Trainer, given: Any) -> None:
 
 
 def check_processes(trainer: Trainer) -> None:
-    """Refuse a run of which processes are missing: it would wait for them, or train on fewer than were asked for."""
+    """Refuse a run that lacks processes: it would wait for them, or train on fewer than the user asked for."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
