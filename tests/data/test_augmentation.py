@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from harness import REPO
+from modules import images_in
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch import Tensor
@@ -30,13 +31,8 @@ SIZE = 48
 RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
 
 
-def module(root: Path, **settings: object) -> ImageNetDataModule:
-    defaults: dict = dict(img_size=SIZE, batch_size=4, num_workers=0)
-    return ImageNetDataModule(root=str(root), **(defaults | settings))
-
-
 def train_set(root: Path, **settings: object) -> ImageNetDataModule:
-    data = module(root, **settings)
+    data = images_in(root, **(dict(img_size=SIZE) | settings))
     data.setup("fit")
     return data
 
@@ -111,20 +107,17 @@ FITTED = {
 }
 
 
-@pytest.mark.parametrize("fit", FITTED)
-def test_a_crop_of_the_whole_image_is_what_evaluation_sees(two_classes: Path, fit: str) -> None:
-    rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
-    whole = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
-    settings = whole | dict(fit=fit, auto_augment=None, erase_prob=0.0)
-    assert_pixels(two_classes, settings, transforms.Compose([*FITTED[fit], transforms.RandomHorizontalFlip(), *rest]))
+WHOLE: dict = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
 
 
 @pytest.mark.parametrize("fit", FITTED)
-def test_a_fitted_crop_has_nearly_the_same_pixels_by_both_backends(two_classes: Path, fit: str) -> None:
-    settings: dict = dict(fit=fit, auto_augment=None, erase_prob=0.0, hflip=0.0)
+@pytest.mark.parametrize("settings", [WHOLE, dict(hflip=0.0)], ids=["the whole image, as evaluation sees it", "a crop"])
+def test_a_crop_is_fitted_as_an_image_is_for_evaluation(two_classes: Path, settings: dict, fit: str) -> None:
+    drawn, flip = ShapedCrop((0.08, 1.0), (3 / 4, 4 / 3)), transforms.RandomHorizontalFlip()
+    steps = [*FITTED[fit], flip] if settings is WHOLE else [drawn, *FITTED[fit]]
     rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
-    crop = ShapedCrop((0.08, 1.0), (3 / 4, 4 / 3))
-    assert_pixels(two_classes, settings, transforms.Compose([crop, *FITTED[fit], *rest]))
+    settings = settings | dict(fit=fit, auto_augment=None, erase_prob=0.0)
+    assert_pixels(two_classes, settings, transforms.Compose([*steps, *rest]))
 
 
 @pytest.mark.parametrize("backend", ["auto", "timm"])
@@ -134,8 +127,7 @@ def test_a_padded_image_keeps_at_least_a_pixel(backend: str, tmp_path: Path) -> 
         path = tmp_path / ("train", "val")[number % 2] / "ab"[number // 4] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, "red").save(path)
-    whole = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
-    data = train_set(tmp_path, fit="pad", backend=backend, repeats=1, batch_size=2, erase_prob=0.0, **whole)
+    data = train_set(tmp_path, fit="pad", backend=backend, repeats=1, batch_size=2, erase_prob=0.0, **WHOLE)
     assert len(list(data.train_dataloader())) == 2
     pixels, background = data.val_images[0][0], [round(255 * value) for value in IMAGENET_DEFAULT_MEAN]
     assert (pixels != torch.tensor(background)).any(dim=2).sum() == SIZE  # a column
@@ -210,7 +202,7 @@ def test_a_subclass_brings_its_own_transforms(two_classes: Path, workers: int) -
 def test_evaluation_pixels_are_timms(
     two_classes: Path, img_size: int, crop_pct: float, fit: str, crop_mode: str | None
 ) -> None:
-    data = module(two_classes, img_size=img_size, crop_pct=crop_pct, fit=fit)
+    data = images_in(two_classes, img_size=img_size, crop_pct=crop_pct, fit=fit)
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct, crop_mode=crop_mode)
     for index, (path, _) in enumerate(data.val_images.samples):

@@ -15,8 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from modules import module as small_module
-from modules import trainer
+from modules import images_in, module, trainer
 from PIL import ExifTags, Image, ImageOps
 from sklearn.datasets import load_digits
 from timm.data import Mixup
@@ -47,14 +46,9 @@ def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
     assert max(shares) <= 37
 
 
-def module(root: Path, **settings: object) -> ImageNetDataModule:
-    defaults: dict = dict(img_size=32, batch_size=4, num_workers=0, eval_batch_size=4)
-    return ImageNetDataModule(root=str(root), **(defaults | settings))
-
-
 @pytest.mark.filterwarnings("error")
 def test_images_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> None:
-    data = module(mixed_root, repeats=1)
+    data = images_in(mixed_root, repeats=1)
     data.setup("fit")
     assert data.class_names == ["cat", "dog", "owl"]
     images = torch.cat([images for images, _ in data.train_dataloader()])
@@ -66,7 +60,7 @@ def test_images_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> N
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
-    data = module(mixed_root, mix_mode=mode, seed=5)
+    data = images_in(mixed_root, mix_mode=mode, seed=5)
     data.setup("fit")
     data.trainer = Trainer(logger=False, enable_checkpointing=False, barebones=False, enable_progress_bar=False)
     data.trainer.training = True
@@ -95,6 +89,8 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         (dict(crop_pct=0), "crop_pct"),
         (dict(val_fraction=1), "val_fraction"),
         (dict(mean=[0.5]), "mean and std take three"),
+        (dict(mean=[0.1, 0.2, 0.3], in_chans=1), "mean and std take one number each"),
+        (dict(in_chans=2), r"--model.fields.in_chans 2: images have 3 channels \(RGB\) or 1 \(grey\)"),
         (dict(scale=(1.0, 0.08)), r"scale \[1.0, 0.08\] and ratio .* must be above 0, the smaller first"),
         (dict(mix_mode="element"), "mix_mode must be one of batch, pair, elem"),
         (dict(balance="half"), "balance must be one of sqrt, full, null"),
@@ -104,11 +100,11 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
 )
 def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        module(tmp_path, **settings)
+        images_in(tmp_path, **settings)
 
 
 def test_too_few_images_are_told(mixed_root: Path) -> None:
-    data = module(mixed_root, batch_size=64, repeats=1)
+    data = images_in(mixed_root, batch_size=64, repeats=1)
     data.setup("fit")
     with pytest.raises(UserError, match="lower --data"):
         data.train_dataloader()
@@ -118,7 +114,7 @@ def test_too_few_images_are_told(mixed_root: Path) -> None:
 
 
 def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Path) -> None:
-    data = module(mixed_root)
+    data = images_in(mixed_root)
     assert data.num_classes == 3  # the model's head is made
     (mixed_root / "train" / "bat").mkdir()
     data.setup("fit")
@@ -130,12 +126,12 @@ def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Pa
     data.load_state_dict(state)
     (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")
     with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 4 of .*: bat, owl, own"):
-        module(mixed_root).load_state_dict(state)
+        images_in(mixed_root).load_state_dict(state)
 
 
 def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -> None:
     def trained(accumulated: int = 1, **settings: Any) -> ImageNetDataModule:
-        data = module(mixed_root, **settings)
+        data = images_in(mixed_root, **settings)
         data.trainer = SimpleNamespace(
             training=True, global_rank=0, world_size=1, accumulate_grad_batches=accumulated, callbacks=[]
         )
@@ -159,7 +155,7 @@ def test_images_are_found_from_a_folder_beside(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    data = ImageNetDataModule("../mixed", img_size=32, batch_size=4, num_workers=0)
+    data = images_in("../mixed")
     data.setup("fit")
     assert len(data.train_images) == 36
     assert len(scan_flat(Path("../mixed/val"))) == 15
@@ -171,7 +167,7 @@ def test_overfitting_sees_the_same_batches_each_epoch(mixed_root: Path, overfit_
     watch = LambdaCallback(on_train_batch_start=lambda fit, net, batch, index: seen.append(batch[0]))
     limits: dict = {} if overfit_batches else dict(limit_train_batches=2, limit_val_batches=0)
     fit = trainer(overfit_batches=overfit_batches, max_epochs=2, callbacks=[watch], num_sanity_val_steps=0, **limits)
-    fit.fit(small_module(img_size=32, num_classes=3), datamodule=module(mixed_root))
+    fit.fit(module(img_size=32, num_classes=3), datamodule=images_in(mixed_root))
     first, second, again, _ = seen
     assert torch.equal(first, again) is bool(overfit_batches)
     assert not torch.equal(first, second)

@@ -1,14 +1,15 @@
-"""The order of a run against torch's and timm's samplers, and its independence of workers, ranks and restarts."""
+"""The order of a run against torch's and timm's samplers; its random streams, whatever the workers and restarts."""
 
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from modules import images_in
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
-from cait.data.datamodule import ImageNetDataModule
+from cait import seeds
 from cait.data.loader import ShardSampler, TrainBatchSampler
 
 
@@ -51,9 +52,7 @@ def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
 
 
 def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20) -> list[torch.Tensor]:
-    data = ImageNetDataModule(
-        root=str(root), img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
-    )
+    data = images_in(root, img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0)
     data.setup("fit")
     loader = data.train_dataloader()
     loader.position = lambda: (epoch, first)
@@ -77,3 +76,22 @@ def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: py
     whole = batches(digits_root, workers=0, count=2)
     monkeypatch.setattr("cait.data.loader.START", "spawn")
     assert all(torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("stream", "place", "number"),
+    [
+        ("image", (0, 0, 0, 0), 6868215007063320292),
+        ("image", (7, 3, 1234567, 2), 13346929343633059636),
+        ("stand_in", (7, 3, 1234567, 2, 1), 13331085093982394979),
+        ("stand_in", (0, 0, 5, 0, 2), 16430331423902560101),
+        ("batch_mixing", (0, 0, 0, 0), 3640927972),
+        ("batch_mixing", (7, 3, 41, 1), 3872208148),
+        ("training_step", (7, 3, 41, 1), 5140309018497964387),
+        ("training_step", (0, 0, 0, 0), 12659741793762702060),
+        ("epoch_order", (7, 3), 10),
+    ],
+)
+def test_the_numbers_of_a_stream_stay_as_they_are(stream: str, place: tuple[int, ...], number: int) -> None:
+    """They never change, because runs of earlier versions must resume."""
+    assert getattr(seeds, stream)(*place) == number

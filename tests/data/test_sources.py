@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import formats
 import numpy as np
 import pytest
 import torch
+from modules import images_in
 from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
@@ -18,10 +20,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import load_rgb
 from cait.errors import UserError
 
-
-def module(root: Path | str, **settings: object) -> ImageNetDataModule:
-    defaults: dict = dict(img_size=32, batch_size=4, num_workers=0, repeats=1)
-    return ImageNetDataModule(root=str(root), **(defaults | settings))
+module = partial(images_in, repeats=1)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -31,17 +30,18 @@ def tree(root: Path) -> dict[str, bytes]:
 # The archives of ImageNet
 
 
+Archives = tuple[Path, dict[str, bytes]]
+"""Their folder, and the validation images as they are to lie in it."""
+
+
 @pytest.fixture
-def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]) -> Path:
-    formats.write_imagenet(tmp_path / "imagenet", monkeypatch, photographs)
-    return tmp_path / "imagenet"
-
-
-def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
-) -> None:
+def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]) -> Archives:
     root = tmp_path / "imagenet"
-    val = formats.write_imagenet(root, monkeypatch, photographs)
+    return root, formats.write_imagenet(root, monkeypatch, photographs)
+
+
+def test_imagenets_archives_are_unpacked_once_and_read_as_folders(archives: Archives) -> None:
+    root, val = archives
     data = module(root)
     assert data.num_classes == 3  # before `setup`, because the model is built first
     data.setup("fit")
@@ -68,17 +68,18 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
         ("no devkit", "cannot unpack .*The archive ILSVRC2012_devkit_t12.tar.gz is not present"),
     ],
 )
-def test_archives_that_cannot_be_unpacked_are_told_in_one_line(archives: Path, kind: str, words: str) -> None:
-    train, devkit = (archives / ARCHIVE_META[part][0] for part in ("train", "devkit"))
+def test_archives_that_cannot_be_unpacked_are_told_in_one_line(archives: Archives, kind: str, words: str) -> None:
+    root, _ = archives
+    train, devkit = (root / ARCHIVE_META[part][0] for part in ("train", "devkit"))
     if kind == "truncated":
         train.write_bytes(train.read_bytes()[:-2000])
     else:
         devkit.unlink()
     with pytest.raises(UserError, match=words) as caught:
-        module(archives).setup("fit")
+        module(root).setup("fit")
     assert "\n" not in str(caught.value)
-    assert not list(archives.glob(".unpacking"))
-    assert not (archives / "train").exists()
+    assert not list(root.glob(".unpacking"))
+    assert not (root / "train").exists()
 
 
 # Data sets by name
@@ -172,6 +173,7 @@ OWN = '''
 from io import BytesIO
 from pathlib import Path
 import torch
+from modules import images_in
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from modules import loader, module, trainer
-from networks import needs_a_compiler, network, step
+from modules import assert_resumes
+from networks import needs_a_compiler, network, saved_bytes, step
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torture import same
 
 from cait.model.cait import CaiT
 from cait.model.network import create_model
 from cait.model.residual import draw_samples
-from cait.train.callbacks import EMA, StepSeed
+from cait.train.callbacks import EMA
 from cait.train.metrics import EvalMetrics
 
 SMALLEST: dict = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip")
@@ -100,40 +99,18 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) ->
 @pytest.mark.slow
 def test_a_compiled_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     """A network is compiled for the size of its first batch, and a resumed run starts with another."""
-
-    def run(epochs: int, start: Path | None = None) -> dict:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        net = module(compile=True, drop_path_rate=0.3, warmup_epochs=0, schedule="constant")
-        fit = trainer(max_epochs=epochs, callbacks=[StepSeed(0), EMA(0.9)])
-        fit.fit(net, loader(18), ckpt_path=start)
-        fit.save_checkpoint(tmp_path / "x.ckpt")
-        return torch.load(tmp_path / "x.ckpt", weights_only=True)
-
-    whole = run(2)
-    run(1)
-    resumed = run(2, tmp_path / "x.ckpt")
-    for part in ("state_dict", "optimizer_states", "callbacks"):
-        assert same(resumed[part], whole[part]), part
+    net = dict(compile=True, drop_path_rate=0.3)
+    assert_resumes(tmp_path / "x.ckpt", net, count=18, between=torch._dynamo.reset)
 
 
 @pytest.mark.parametrize("mode", ["mask", "skip"])
 def test_checkpointed_activations_give_the_same_gradients(mode: str) -> None:
     plain, saving = network(mode), network(mode)
     saving.grad_checkpointing = True
-    kept: dict[CaiT, int] = {}
-    images = torch.randn(8, 3, 32, 32)
+    images, of_pass = torch.randn(8, 3, 32, 32), []
     for model in (plain, saving):
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            torch.manual_seed(0)
-            model.train()(images)
-        kept[model] = sum(sizes.values())
-    assert kept[saving] < 0.6 * kept[plain]
+        torch.manual_seed(0)
+        of_pass.append(saved_bytes(partial(model.train(), images)))
+    assert of_pass[1] < 0.6 * of_pass[0]
     for ours, reference in zip(step(saving, images, 3), step(plain, images, 3), strict=True):
         torch.testing.assert_close(ours, reference, rtol=0, atol=0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from attention_cases import DEVICE, attention_case, attention_results
+from networks import saved_bytes
 from torch import Tensor
 
 from cait.model.attention import TalkingHeads, backend_named
@@ -54,18 +57,11 @@ def test_what_has_no_numbers_takes_the_plain_operations() -> None:
 
 def test_recomputing_keeps_one_map() -> None:
     one = 2 * 4 * 196 * 196 * 2  # bytes of a map of bfloat16
-    kept: dict[str, int] = {}
+    maps: dict[str, int] = {}
     for backend in ("reference", "recompute"):
         qkv, *mixers = attention_case(4, 196, torch.bfloat16)[:5]
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
-            return tensor
-
         leaves = [tensor.requires_grad_() for tensor in (qkv, *(mixer.float() for mixer in mixers))]
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
-            backend_named(backend)(*leaves, 0.1)
-        kept[backend] = sum(size for size in sizes.values() if size >= one)
-    assert kept["recompute"] == one
-    assert kept["reference"] >= 3 * one
+        with torch.autocast(DEVICE, torch.bfloat16):
+            maps[backend] = saved_bytes(partial(backend_named(backend), *leaves, 0.1), least=one)
+    assert maps["recompute"] == one
+    assert maps["reference"] >= 3 * one

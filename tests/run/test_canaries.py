@@ -8,53 +8,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-from modules import loader, module, trainer
+from modules import SavesAt, loader, module, trainer
 
 from cait.data.datamodule import ImageNetDataModule
-from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-
-
-class Log(Callback):
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def setup(self, *args: object, **kwargs: object) -> None:
-        self.events.append("setup")
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        self.events.append("load")
-
-    def state_dict(self) -> dict:
-        return {"some": 1}
-
-    def on_train_start(self, *args: object) -> None:
-        self.events.append("start")
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole
 
 
 def test_the_counter_of_batches_says_where_a_resumed_epoch_begins(tmp_path: Path) -> None:
     """`ready` counts this epoch's batches before the next one, when the loader asks for it and in the transfer hook."""
     seen: list[tuple[int, int]] = []
 
-    class Watching(Callback):
-        def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
-            seen.append((trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1, batch_idx))
+    def look(trainer: Trainer, net: object, batch: object, batch_idx: int) -> None:
+        seen.append((trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1, batch_idx))
 
-    class Saving(Checkpoint):
-        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
-            if trainer.global_step == 4:
-                trainer.save_checkpoint(tmp_path / "x.ckpt")
-
-    fit = trainer(max_epochs=1, callbacks=[Watching(), Saving()], enable_checkpointing=True)
-    fit.fit(module(), loader())
+    watch = LambdaCallback(on_train_batch_start=look)
+    saves = SavesAt(4, tmp_path / "x.ckpt")
+    trainer(max_epochs=1, callbacks=[watch, saves], enable_checkpointing=True).fit(module(), loader())
     assert seen == [(i, i) for i in range(6)]
     seen.clear()
-    again = trainer(max_epochs=1, callbacks=[Watching()])
-    again.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt")
+    trainer(max_epochs=1, callbacks=[watch]).fit(module(), loader(), ckpt_path=saves.path)
     assert seen == [(4, 4), (5, 5)]
 
 
@@ -67,36 +44,34 @@ def test_the_loader_is_asked_for_its_place_after_the_counters_came_back(tmp_path
             places.append(super()._position())
             return places[-1]
 
-    class Saving(Checkpoint):
-        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
-            if trainer.global_step == 25:
-                trainer.save_checkpoint(tmp_path / "x.ckpt")
-
-    net: dict = dict(num_classes=10)
-    fit = trainer(max_epochs=2, callbacks=[Saving()], limit_val_batches=0, enable_checkpointing=True)
-    fit.fit(module(**net), datamodule=Data(**common))
+    saves = SavesAt(25, tmp_path / "x.ckpt")
+    fit = trainer(max_epochs=2, callbacks=[saves], limit_val_batches=0, enable_checkpointing=True)
+    fit.fit(module(num_classes=10), datamodule=Data(**common))
     assert places == [(0, 0), (1, 0)]
     places.clear()
     again = trainer(max_epochs=3, limit_val_batches=0)
-    again.fit(module(**net), datamodule=Data(**common), ckpt_path=tmp_path / "x.ckpt")
+    again.fit(module(num_classes=10), datamodule=Data(**common), ckpt_path=saves.path)
     assert places == [(1, 5), (2, 0)]  # 20 batches an epoch
 
 
-def test_callbacks_are_set_up_then_restored_then_started(tmp_path: Path) -> None:
-    first = trainer(max_epochs=1, callbacks=[Log()])
-    first.fit(module(), loader())
-    first.save_checkpoint(tmp_path / "x.ckpt")
-    log = Log()
-    trainer(max_epochs=2, callbacks=[log]).fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt")
-    assert log.events[:3] == ["setup", "load", "start"]
+def test_callbacks_are_set_up_then_restored_then_started_and_checkpoints_come_last(tmp_path: Path) -> None:
+    events: list[str] = []
 
+    class Log(LambdaCallback):
+        def state_dict(self) -> dict:
+            return {"some": 1}
 
-def test_checkpoints_come_after_the_other_callbacks() -> None:
-    class Saving(Checkpoint):
-        pass
+        def load_state_dict(self, state_dict: dict) -> None:
+            events.append("load")
 
-    callbacks = trainer(callbacks=[Saving(), Log()], enable_checkpointing=True).callbacks
-    assert [type(callback).__name__ for callback in callbacks][-2:] == ["Log", "Saving"]
+    log = Log(setup=lambda *_, **__: events.append("setup"), on_train_start=lambda *_: events.append("start"))
+    saves = SavesAt(6, tmp_path / "x.ckpt")
+    fit = trainer(max_epochs=1, callbacks=[saves, log], enable_checkpointing=True)
+    assert fit.callbacks[-2:] == [log, saves]
+    fit.fit(module(), loader())
+    events.clear()
+    trainer(max_epochs=2, callbacks=[log]).fit(module(), loader(), ckpt_path=saves.path)
+    assert events == ["setup", "load", "start"]
 
 
 def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(tmp_path: Path) -> None:
@@ -106,40 +81,27 @@ def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(tm
         def log_metrics(self, metrics: dict, step: int | None = None) -> None:
             order.append(f"logged {step}")
 
-    class Watching(Callback):
-        def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
-            connector = trainer._logger_connector
-            original = connector.update_train_step_metrics
+    def replace(trainer: Trainer, net: object) -> None:
+        connector = trainer._logger_connector
+        original = connector.update_train_step_metrics
+        connector.update_train_step_metrics = lambda: order.append("update") or original()
 
-            def update() -> None:
-                order.append("update")
-                original()
-
-            connector.update_train_step_metrics = update
-
-        def on_train_batch_end(self, *args: object) -> None:
-            order.append("hook")
-
-    fit = trainer(max_epochs=1, logger=Logger(tmp_path), callbacks=[Watching()], log_every_n_steps=1)
+    watch = LambdaCallback(on_train_start=replace, on_train_batch_end=lambda *_: order.append("hook"))
+    fit = trainer(max_epochs=1, logger=Logger(tmp_path), callbacks=[watch], log_every_n_steps=1)
     fit.fit(module(), loader(8))
     assert order[-6:] == ["hook", "update", "logged 0", "hook", "update", "logged 1"]
 
 
 def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(tmp_path: Path) -> None:
     given: list[object] = []
+    last: list[bool] = []
 
     class IO(TorchCheckpointIO):
         def save_checkpoint(self, checkpoint: dict, path: object, storage_options: object = None) -> None:
             given.append(storage_options)
 
-    fit = trainer(max_epochs=1, plugins=[IO()])
-    last: list[bool] = []
-
-    class Watching(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
-            last.append(trainer.is_last_batch)
-
-    fit.callbacks.append(Watching())
+    watch = LambdaCallback(on_train_batch_end=lambda fit, *_: last.append(fit.is_last_batch))
+    fit = trainer(max_epochs=1, plugins=[IO()], callbacks=[watch])
     fit.fit(module(), loader(12), loader(4))
     fit.save_checkpoint(tmp_path / "x.ckpt", storage_options={"previous": "y"})
     assert given == [{"previous": "y"}]
@@ -159,13 +121,9 @@ def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Pa
     before = [signal.getsignal(kind) for kind in kinds]
     last = LastCheckpoint(tmp_path, every_n_steps=100)
     during: list[object] = []
-
-    class Watching(Callback):
-        def on_train_batch_start(self, *args: object) -> None:
-            during.extend(signal.getsignal(kind) for kind in kinds)
-
+    watch = LambdaCallback(on_train_batch_start=lambda *_: during.extend(map(signal.getsignal, kinds)))
     common: dict = dict(enable_checkpointing=True, plugins=[DurableCheckpointIO()])
-    trainer(max_epochs=1, callbacks=[last, Watching()], **common).fit(module(), loader(4))
+    trainer(max_epochs=1, callbacks=[last, watch], **common).fit(module(), loader(4))
     assert during == [last.signals._note] * 3
     assert [signal.getsignal(kind) for kind in kinds] == before
 
@@ -183,8 +141,6 @@ def test_torchs_fused_adamw_leaves_a_step_out_at_found_inf() -> None:
 
 @pytest.mark.parametrize("damage", [-1, 5000])
 def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) -> None:
-    from cait.run.checkpoints import is_whole
-
     path = tmp_path / "x.ckpt"
     torch.save({"weights": torch.randn(10_000)}, path)
     assert is_whole(path)

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import LIMIT, Cait, checkpoint, ended, environment, start
+from harness import LIMIT, Cait, checkpoint, ended, environment, link_digits, start
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
-from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, wait_for_steps
+from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
@@ -179,7 +179,13 @@ def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
 
 @pytest.mark.slow
 def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
-    tasks = [slurm_task(tmp_path, rank, "fit", *ENDLESS, "--run_name=cut") for rank in range(2)]
+    job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
+    slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
+    slurm |= {"SLURM_NODELIST": "127.0.0.1"}
+    tasks = []
+    for rank in "01":
+        own = environment() | slurm | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        tasks.append(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", env=own))
     wait_for_steps(tmp_path / "logs/cut", 3, tasks[0])
     tasks[1].send_signal(signal.SIGUSR1)
     outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
@@ -190,7 +196,11 @@ def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path: Path, digits_root: Path) -> None:
-    command = apart(tmp_path, digits_root)
+    for rank in range(2):  # each works in a folder of its own, as on a node with a disk of its own
+        (tmp_path / f"node{rank}").mkdir()
+        link_digits(tmp_path / f"node{rank}", digits_root)
+    (tmp_path / "apart.sh").write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    command = (*torchrun("--standalone", "--no_python"), "bash", str(tmp_path / "apart.sh"))
     (tmp_path / "node0/logs").mkdir()
     (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
     (data := tmp_path / "node1/data/digits").unlink()
@@ -219,8 +229,8 @@ def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: P
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
     variables = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # a new store for each start
     variables |= dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | variables)
+    command = torchrun("--max-restarts=1", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=command, env=environment() | variables)
     run = tmp_path / "logs/cut"
     wait_for_steps(run, 26, job)
     workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()

@@ -1,19 +1,24 @@
-"""What a run's folder and its checkpoint hold."""
+"""What a run's folder, its metrics.csv and its checkpoint hold; a start that fails leaves nothing."""
 
 from __future__ import annotations
 
+import csv
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import DEVICES, REPO
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 
 from cait import ckpt
+from cait.cli import main
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
+from cait.run.loggers import RunCSVLogger
 
 WEIGHT = torch.ones(2)
 CHECKPOINT: dict[str, Any] = {
@@ -76,3 +81,76 @@ def test_what_is_not_finite_is_never_the_best(values: str, mode: str, best: floa
     fit.fit(module(), loader(), loader(4))
     assert checkpoint.best_model_score == best
     assert (tmp_path / "best.ckpt").exists() is (best is not None)
+
+
+WHOLE = "epoch,step,train/loss,val/acc1\r\n0,0,2.5,\r\n0,1,2.25,\r\n0,1,,12.5\r\n1,2,2.0,\r\n"
+
+
+def steps(run: Path) -> list[int]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("torn", ["", "1", "1,3,1.", "1,3,1.5"])
+def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(WHOLE + torn, newline="")
+    logger = RunCSVLogger(tmp_path, first_step=3)
+    _ = logger.experiment
+    assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE  # before anything new is logged
+    logger.log_metrics({"epoch": 1, "train/loss": 1.5}, step=3)
+    assert steps(tmp_path) == [0, 1, 1, 2, 3]
+    logger.log_metrics({"epoch": 1, "val_ema/acc1": 50.0}, step=3)  # a new column
+    assert steps(tmp_path) == [0, 1, 1, 2, 3, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_a_crash_in_rewriting_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.csv").write_text(WHOLE, newline="")
+
+    def crash(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(csv, "writer", crash)
+    with pytest.raises(OSError, match="full"):
+        _ = RunCSVLogger(tmp_path, first_step=3).experiment
+    assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
+
+
+def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(WHOLE, newline="")
+    RunCSVLogger(tmp_path).log_metrics({"epoch": 0, "train/loss": 2.0}, step=0)
+    assert steps(tmp_path) == [0]
+
+
+def test_a_failed_start_leaves_nothing(
+    tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    small = ["--model.fields.embed_dim=32", "--model.fields.depth=1", "--trainer.max_steps=2", "--data.num_workers=0"]
+    fit = ["fit", f"--config={REPO / 'configs/digits.yaml'}", *DEVICES[:1], *small, f"--data.root={digits_root}"]
+
+    def refused(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments])
+        assert stop.value.code == 2
+        return capfd.readouterr().err.strip().splitlines()[-1]
+
+    def files() -> list[Path]:
+        return sorted(tmp_path.rglob("*"))
+
+    assert "do not fill one batch of 100000" in refused(*fit, "--data.batch_size=100000")
+    assert "nowhere.pth do not exist" in refused(*fit, "--run_name=b", "--model.weights=nowhere.pth")
+    assert "`val_check_interval` (99999) must be less" in refused(*fit, "--trainer.val_check_interval=99999")
+    assert files() == [tmp_path / "logs"]
+    (tmp_path / "logs/a").mkdir()
+    (tmp_path / "logs/a/notes.txt").touch()
+    assert "class_names has 2 names" in refused(*fit, "--run_name=a", "--data.class_names=[a,b]")
+    assert [path.name for path in (tmp_path / "logs/a").iterdir() if path.suffix] == ["notes.txt"]
+
+    main([*fit, "--run_name=done"])
+    assert "see its mistakes" in capfd.readouterr().out
+    assert (tmp_path / "logs/done" / rundir.FINISHED).exists()
+    before = files()
+    assert "seed was 0, is 5" in refused("resume", "done", "--trainer.max_steps=3", "--seed_everything=5")
+    assert files() == before

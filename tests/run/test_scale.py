@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import REPO, SMALL, Cait, rows
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from modules import module, trainer
 
@@ -22,31 +24,22 @@ from cait.guards import configurations, refusals
 from cait.run.loggers import run_loggers
 
 
-class Losses(Callback):
-    """The loss of each optimizer step."""
-
-    def __init__(self) -> None:
-        self.batches: dict[tuple[int, int], list[float]] = {}
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.current_epoch, batch_idx // trainer.accumulate_grad_batches
-        self.batches.setdefault(step, []).append(float(outputs["loss"]))
-
-    def curve(self) -> torch.Tensor:
-        # Lightning has divided the loss of a batch by the number of accumulated ones.
-        return torch.tensor([sum(losses) for _, losses in sorted(self.batches.items())])
-
-
 def train(root: Path, accumulated: int, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses of the steps of an epoch, as they are and as they are logged."""
     torch.manual_seed(0)
     common: dict[str, Any] = dict(img_size=8, num_workers=0, repeats=1, mixup=0.0, cutmix=0.0)
-    given, losses = ImageNetDataModule(str(root), batch_size=64, global_batch=True, **common), Losses()
+    given, losses = ImageNetDataModule(str(root), batch_size=64, global_batch=True, **common), defaultdict(float)
+
+    def add(fit: Trainer, net: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Lightning has divided the loss of a batch by the number of accumulated ones.
+        losses[batch_idx // accumulated] += float(outputs["loss"])
+
     settings: dict[str, Any] = dict(limit_val_batches=0, logger=run_loggers(folder, 0), log_every_n_steps=1)
-    fit = trainer(max_epochs=1, callbacks=[losses], accumulate_grad_batches=accumulated, **settings)
+    settings |= dict(callbacks=[LambdaCallback(on_train_batch_end=add)], accumulate_grad_batches=accumulated)
+    fit = trainer(max_epochs=1, **settings)
     fit.fit(module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.0), given)
     logged = [float(row["train/loss"]) for row in rows(folder) if row["train/loss"]]
-    return losses.curve(), torch.tensor(logged)
+    return torch.tensor([*losses.values()]), torch.tensor(logged)
 
 
 def test_the_loss_curve_does_not_depend_on_accumulation(digits_root: Path, tmp_path: Path) -> None:

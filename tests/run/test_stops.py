@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from modules import FIELDS, trainer
 from torture import same
 
@@ -29,15 +29,14 @@ BATCHES = 8
 """Of an epoch. Three batches a step leave two for its last step."""
 
 
-class Stop(Callback):
+def stop_at(hook: str, batches: int) -> Callback:
     """`should_stop` in one of the hooks, once a number of batches is done."""
 
-    def __init__(self, hook: str, batches: int) -> None:
-        def stop(trainer: Trainer, *_: Any) -> None:
-            if trainer.fit_loop.epoch_loop.batch_progress.total.ready >= batches and not trainer.sanity_checking:
-                trainer.should_stop = True
+    def stop(trainer: Trainer, *_: Any) -> None:
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        trainer.should_stop |= done >= batches and not trainer.sanity_checking
 
-        setattr(self, hook, stop)
+    return LambdaCallback(**{hook: stop})
 
 
 class Steps(Timer):
@@ -125,9 +124,9 @@ WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "max_steps amid the second": (lambda accumulated: dict(max_steps=-(-BATCHES // accumulated) + 2), 2),
     "max_time": (lambda _: dict(stop=Steps(dict(seconds=5))), 5),
     "early stopping": (lambda _: dict(stop=EarlyStopping("val/loss", patience=1, min_delta=99.0)), 6),
-    "own callback after a batch": (lambda _: dict(stop=Stop("on_train_batch_end", 5)), 5),
-    "pruned after a validation": (lambda _: dict(stop=Stop("on_validation_end", 5)), 6),
-    "own callback at the end of an epoch": (lambda _: dict(stop=Stop("on_train_epoch_end", 1)), 0),
+    "own callback after a batch": (lambda _: dict(stop=stop_at("on_train_batch_end", 5)), 5),
+    "pruned after a validation": (lambda _: dict(stop=stop_at("on_validation_end", 5)), 6),
+    "own callback at the end of an epoch": (lambda _: dict(stop=stop_at("on_train_epoch_end", 1)), 0),
     "the module's own hook": (lambda _: dict(kind=StopsByItself), 5),
 }
 """How a run is stopped, given the batches of a step, and the batches of its epoch done, if a step has one."""
@@ -165,7 +164,7 @@ def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
 def test_what_goes_by_epochs_and_validations_goes_on(
     settings: dict, batches: int, fit: Callable, whole: Callable
 ) -> None:
-    stopped = fit(Stop("on_train_batch_end", batches), **settings)
+    stopped = fit(stop_at("on_train_batch_end", batches), **settings)
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
@@ -182,7 +181,7 @@ def test_another_batch_goes_on_at_the_image_that_was_reached(
     batch_size: int, accumulated: int, epoch: int, begun: int, fit: Callable
 ) -> None:
     """Or a little before it, where a step begins: the run has done 5 batches of 64."""
-    stopped = fit(Stop("on_train_batch_end", 5))
+    stopped = fit(stop_at("on_train_batch_end", 5))
     again = dict(batch_size=batch_size, accumulate_grad_batches=accumulated, limit_train_batches=epoch)
     ended = fit(folder=stopped["folder"], **again)
     each = -(-epoch // accumulated)
@@ -205,25 +204,19 @@ def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whol
         assert_equal(fit(folder=folder, **common), whole(**common))
 
 
-class Signals(Callback):
-    """Sends this process a signal when it has done a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_signal_before_a_validation_saves_and_stops_after_it(
     accumulated: int, fit: Callable, whole: Callable, tmp_path: Path
 ) -> None:
     """Also if a validation follows every step, so that there is no step without one."""
     common: dict = dict(accumulate_grad_batches=accumulated, val_check_interval=1)
+
+    def send(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     with pytest.raises(SystemExit) as left:
-        fit(Signals(3), tmp_path, **common)
+        fit(LambdaCallback(on_train_batch_end=send), tmp_path, **common)
     assert left.value.code == 128 + signal.SIGTERM
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
     assert_equal(fit(folder=tmp_path, **common), whole(**common))

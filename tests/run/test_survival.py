@@ -9,17 +9,19 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+import torture
 from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
-from runs import RECIPE, TWO, assert_same, filled_disk, wait_for_steps
+from runs import RECIPE, TWO, assert_same, wait_for_steps
 from torch.utils._pytree import tree_leaves
 
 from cait.cores import discard
@@ -80,11 +82,36 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(
     assert_same(run, whole)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """One of 8 MB, as logs/."""
+    (logs := tmp_path / "logs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(logs)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield logs
+    subprocess.run(["umount", str(logs)])
+
+
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, wholes: Callable[[int], Path]) -> None:
-    with filled_disk(cait, tmp_path, "8m", RECIPE, lambda run: assert_same(run, wholes(1))) as run:
-        assert is_whole(run / "checkpoints/last.ckpt")
-        assert not list((run / "checkpoints").glob(".*"))
+def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, small_disk: Path, wholes: Callable[[int], Path]) -> None:
+    run, ballast = small_disk / "full", small_disk / "ballast"
+    job = start(small_disk.parent, "fit", *RECIPE, "--run_name=full")
+    wait_for_steps(run, 10, job)
+    with contextlib.suppress(OSError), ballast.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 2, output
+    assert "No space left on device" in output
+    assert "Traceback" not in output
+    assert is_whole(run / "checkpoints/last.ckpt")
+    assert not list((run / "checkpoints").glob(".*"))
+    ballast.unlink()
+    resumed = cait("resume", "full")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, wholes(1))
 
 
 def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +261,29 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "previous.ckpt").write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_torture_kills_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=8", "--trainer.limit_val_batches=2"]
+    monkeypatch.setattr(torture, "RECIPE", [*torture.RECIPE, *brief])
+    # The seed kills at half the time that a run takes.
+    monkeypatch.setattr(sys, "argv", ["torture", "--kills=1", "--seed=19", f"--out={tmp_path}/torture.md"])
+    torture.main()
+    said = capsys.readouterr().out
+    assert "left alone: " in said
+    assert "kill 1: killed-" in said
+    verdict = "seed 19: every run ended with the same bits\n"
+    assert said.endswith(verdict)
+    assert (tmp_path / "torture.md").read_text().endswith(verdict)
+
+
+def test_one_bit_is_told() -> None:
+    a = {"weights": torch.tensor([1.0, float("nan")]), "rows": [1, float("nan"), "x"]}
+    b = {"weights": a["weights"].clone(), "rows": [1, float("nan"), "x"]}
+    assert torture.same(a, b)
+    b["weights"].view(torch.int32)[0] ^= 1
+    assert not torture.same(a, b)
+    assert not torture.same(a["rows"], [1, float("nan"), "y"])

@@ -1,13 +1,18 @@
-"""Small modules, loaders and trainers for tests without the command line."""
+"""Small modules, loaders, data modules and trainers for tests without the command line."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import Lamb
 from torch.utils.data import DataLoader, TensorDataset
 
+from cait.data.datamodule import ImageNetDataModule
+from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
 from cait.train.optim import param_groups
 
@@ -25,6 +30,10 @@ def loader(count: int = 24, batch: int = 4, img_size: int = 8) -> DataLoader:
     return DataLoader(TensorDataset(images, torch.randint(0, 7, (count,))), batch_size=batch)
 
 
+def images_in(root: Path | str, **settings: object) -> ImageNetDataModule:
+    return ImageNetDataModule(str(root), **(dict(img_size=32, batch_size=4, num_workers=0) | settings))
+
+
 def trainer(**settings: object) -> Trainer:
     quiet: dict = dict(
         logger=False,
@@ -35,6 +44,36 @@ def trainer(**settings: object) -> Trainer:
         max_epochs=2,
     )
     return Trainer(**(quiet | settings))
+
+
+def assert_resumes(path: Path, net: dict, count: int = 24, between: Callable[[], object] = dict) -> None:
+    """A run of two epochs has the same bits as one that ends after the first and is resumed, `between` the two."""
+    from torture import same  # here, because a test's own process may not find it
+
+    def run(epochs: int, start: Path | None = None) -> dict:
+        torch.manual_seed(0)
+        fit = trainer(max_epochs=epochs, callbacks=[StepSeed(0), EMA(0.9)])
+        fit.fit(module(**net, warmup_epochs=0, schedule="constant"), loader(count), ckpt_path=start)
+        fit.save_checkpoint(path)
+        return torch.load(path, weights_only=True)
+
+    whole, cut = run(2), run(1)
+    between()
+    resumed = run(2, path)
+    for part in ("state_dict", "optimizer_states", "callbacks"):
+        assert same(resumed[part], whole[part]), part
+        assert not same(cut[part], whole[part]), part
+
+
+class SavesAt(Checkpoint):
+    """Saves amid an epoch, after a step."""
+
+    def __init__(self, step: int, path: Path) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
 
 
 class Chosen(CaiTModule):

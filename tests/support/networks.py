@@ -1,6 +1,7 @@
 """A small CaiT and one training step of it."""
 
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,6 +40,19 @@ def step(model: CaiT, images: Tensor, seed: int) -> list[Tensor]:
     model.zero_grad()
     logits.square().mean().backward()
     return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def saved_bytes(forward: Callable[[], object], least: int = 0) -> int:
+    """Bytes that a forward pass keeps for the backward pass, of tensors in a memory of at least so many."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(size for size in sizes.values() if size >= least)
 
 
 @torch.no_grad()

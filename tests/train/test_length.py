@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from modules import loader, module, trainer
 
 from cait.progress import Position, continue_run, total_steps
@@ -33,16 +33,11 @@ class Rates(Callback):
         trainer.should_stop |= trainer.fit_loop.epoch_loop.batch_progress.total.ready >= self.stop
 
 
-class Continued(Callback):
-    """Sets the counters as `LastCheckpoint` does."""
-
-    def on_load_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        continue_run(checkpoint, trainer)
-
-
 def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
     rates, others = Rates(stop), settings.pop("callbacks", [])
-    fit = trainer(callbacks=[rates, *others, Continued()], **dict(max_epochs=4) | settings)
+    # It sets the counters as `LastCheckpoint` does.
+    continued = LambdaCallback(on_load_checkpoint=lambda fit, net, checkpoint: continue_run(checkpoint, fit))
+    fit = trainer(callbacks=[rates, *others, continued], **dict(max_epochs=4) | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
     fit.fit(net, loader(4 * batches), ckpt_path=path if start else None)
     fit.save_checkpoint(path)

@@ -1,14 +1,23 @@
-"""The losses of labels against timm's and torch's."""
+"""The losses of labels and of a teacher's judgement against timm's and torch's, with a real teacher from a file."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import timm
 import torch
+from modules import loader, module, trainer
+from recipe import TokenHead
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
+from timm.loss import SoftTargetCrossEntropy
+from timm.task import DistillationTeacher, TokenDistillationTask
 
 from cait.errors import UserError
+from cait.train.callbacks import EMA
 from cait.train.losses import LossSettings
+from cait.train.teacher import Teacher
 
 B, C = 8, 7
 
@@ -57,3 +66,139 @@ def test_one_of_your_own(logits: torch.Tensor) -> None:
 def test_what_is_no_loss_is_told_in_one_line(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         LossSettings(name).build()
+
+
+TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own
+STUDENT_MEAN, STUDENT_STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)
+
+
+@pytest.fixture(scope="module")
+def teacher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    network = timm.create_model(TEACHER, num_classes=7)
+    for buffer in network.buffers():  # a batch norm that has seen data
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2.0)
+    path = tmp_path_factory.mktemp("teacher") / "teacher.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+def distilled(path: Path, **settings: object):
+    common: dict = dict(distillation="hard", teacher=TEACHER, teacher_path=str(path), drop_path_rate=0.0)
+    return module(**(common | dict(mean=STUDENT_MEAN, std=STUDENT_STD) | settings))
+
+
+@pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.3, 3.0)])
+def test_loss_and_gradients_are_those_of_timms_task(kind: str, alpha: float, tau: float, teacher_file: Path) -> None:
+    settings: dict = dict(distillation=kind, distillation_alpha=alpha, distillation_tau=tau)
+    net = distilled(teacher_file, **settings, lr=1e-2)
+    fit = trainer(max_epochs=1)
+    fit.fit(net, loader())
+    task = TokenDistillationTask(
+        TokenHead(net.model, 7, STUDENT_MEAN, STUDENT_STD),
+        DistillationTeacher(TEACHER, num_classes=7, pretrained_path=str(teacher_file)),
+        criterion=SoftTargetCrossEntropy(),
+        distill_type=kind,
+        task_loss_weight=1 - alpha,
+        temperature=tau,
+    )
+    assert not torch.equal(task.teacher.mean_kd.flatten(), torch.tensor(STUDENT_MEAN))
+    net.log_dict = lambda *args, **kwargs: None  # it needs a running loop
+    torch.manual_seed(0)
+    images, targets = torch.randn(6, 3, 8, 8), torch.rand(6, 7).softmax(dim=1)
+    smoothed = 0.9 * targets + 0.1 / 7
+    gradients = []
+    losses = (net.training_step((images, targets), 0), task(images, smoothed)["loss"])
+    for loss in losses:
+        net.model.zero_grad()
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in net.model.parameters()])
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_path: Path) -> None:
+    net = distilled(teacher_file)
+    ema = EMA(decay=0.9)
+    fit = trainer(callbacks=[ema])
+    fit.fit(net, loader(), loader(8))
+    assert isinstance(net.teacher, Teacher)
+    before = torch.load(teacher_file)
+    after = net.teacher.network.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert not any(part.training for part in net.teacher.modules())
+    assert not any(parameter.requires_grad for parameter in net.teacher.parameters())
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    plain = module(drop_path_rate=0.0)
+    assert checkpoint["state_dict"].keys() == plain.state_dict().keys()
+    assert ema.state_dict().keys() == plain.model.state_dict().keys()
+    trained = sum(len(group["params"]) for group in fit.optimizers[0].param_groups)
+    assert trained == len(list(plain.parameters()))
+    net.to("meta").on_fit_start()  # Lightning moves the module between `setup` and this, and does not know the teacher
+    assert {tensor.device.type for tensor in net.teacher.state_dict().values()} == {"meta"}
+
+
+def test_a_run_of_ours_is_a_teacher(tmp_path: Path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(teacher := module(img_size=16, mean=(0.2,) * 3), loader(8, img_size=16))
+    first.save_checkpoint(tmp_path / "teacher.ckpt")
+    net = module(distillation="soft", teacher=str(tmp_path / "teacher.ckpt"))
+    trainer(max_epochs=1).fit(net, loader())
+    assert isinstance(net.teacher, Teacher)
+    images = torch.randn(4, 3, 8, 8)
+    mean, std = (torch.tensor(net.hparams[name]).view(3, 1, 1) for name in ("mean", "std"))
+    larger = torch.nn.functional.interpolate((images * std + mean - 0.2) / std, size=16, mode="bicubic", antialias=True)
+    with torch.no_grad():
+        assert torch.allclose(net.teacher(images), teacher.model.eval()(larger), atol=1e-5)
+
+
+DINOV3 = "vit_small_patch16_dinov3"
+
+
+def test_dinov3_has_no_head_so_a_run_starts_from_it(tmp_path: Path) -> None:
+    """From timm's own files of a small one; rotary positions and register tokens among its parts."""
+    fields: dict = dict(depth=2, embed_dim=32, num_heads=2, num_reg_tokens=2, global_pool="token")
+    torch.manual_seed(0)
+    backbone = timm.create_model(DINOV3, **fields)
+    timm.models.save_for_hf(backbone, tmp_path / "hub", safe_serialization="both")
+    file = str(tmp_path / "hub/model.safetensors")
+    run = module(name=f"timm/{DINOV3}", img_size=32, fields=fields, weights=file, layer_decay=0.7, lr=1e-2)
+    trainer(max_epochs=1, callbacks=[EMA(decay=0.5)]).fit(run, loader(8, img_size=32), loader(8, img_size=32))
+    assert run.model.state_dict().keys() - backbone.state_dict().keys() == {"head.weight", "head.bias"}
+    headless = module(
+        distillation="hard", teacher=DINOV3, teacher_path=file, teacher_fields=fields | dict(num_classes=0)
+    )
+    with pytest.raises(UserError, match="has no head: train one on it"):
+        trainer(max_epochs=1).fit(headless, loader())
+
+
+def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path: Path) -> None:
+    """The checkpoint may be a stranger's, so the code that it names is not run for its word."""
+    name, fit = "own_parts:Net", trainer(max_epochs=1)
+    fit.fit(module(name=name, fields=None), loader())
+    fit.save_checkpoint(path := str(tmp_path / "run.ckpt"))
+    with pytest.raises(UserError, match=f"is code, {name}, and of no run of yours"):
+        trainer(max_epochs=1).fit(module(distillation="hard", teacher=path), loader())
+    student = module(name=name, fields=None, distillation="hard", teacher=path)
+    trainer(max_epochs=1).fit(student, loader())
+    own = {key.removeprefix("model."): value for key, value in fit.lightning_module.state_dict().items()}
+    assert all(torch.equal(value, own[key]) for key, value in student.teacher.network.state_dict().items())
+
+
+def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn.ckpt").write_bytes(b"PK\x03\x04")
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "seven.ckpt")
+    for settings, words in [
+        (dict(teacher="resnet_of_nobody"), "resnet_of_nobody cannot be loaded"),
+        (dict(teacher_path=str(tmp_path / "none.pth")), "none.pth: FileNotFoundError"),
+        (dict(teacher=str(tmp_path / "torn.ckpt")), "not a whole checkpoint"),
+        (dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9), "knows 7 classes, the data has 9"),
+    ]:
+        with pytest.raises(UserError, match=words) as caught:
+            trainer(max_epochs=1).fit(distilled(teacher_file, **settings), loader())
+        assert "\n" not in str(caught.value)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import slow
-from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
@@ -128,20 +127,18 @@ def test_every_nth_step_is_logged_with_its_own_figures(tmp_path: Path) -> None:
 
 def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
     """Also the last of an epoch, which has two batches where the others have four."""
-    net, batches, steps = module(drop_path_rate=0.0, lr=0.0, min_lr=0.0, warmup_lr=0.0), loader(), []
+    net, batches = module(drop_path_rate=0.0, lr=0.0, min_lr=0.0, warmup_lr=0.0), loader()
+    steps, alone = [], []
 
-    class Watching(Callback):
-        def on_before_optimizer_step(self, *_: object) -> None:
-            steps.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
+    def look(found: list[list[torch.Tensor]]) -> None:
+        found.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
 
-    trainer(max_epochs=1, callbacks=[Watching()], accumulate_grad_batches=4).fit(net, batches)
-
-    def gradient(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    watch = LambdaCallback(on_before_optimizer_step=lambda *_: look(steps))
+    trainer(max_epochs=1, callbacks=[watch], accumulate_grad_batches=4).fit(net, batches)
+    for images, labels in batches:
         net.zero_grad()
-        torch.nn.functional.cross_entropy(net.model(batch[0]), batch[1], label_smoothing=0.1).backward()
-        return [weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None]
-
-    alone = [gradient(batch) for batch in batches]
+        torch.nn.functional.cross_entropy(net.model(images), labels, label_smoothing=0.1).backward()
+        look(alone)
     for got, of_step in zip(steps, (alone[:4], alone[4:]), strict=True):
         for grad, *parts in zip(got, *of_step, strict=True):
             torch.testing.assert_close(grad, torch.stack(parts).mean(dim=0), rtol=1e-4, atol=1e-6)

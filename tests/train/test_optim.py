@@ -84,34 +84,39 @@ def test_the_default_decay_is_the_papers_with_adamw_alone() -> None:
         assert max(group["weight_decay"] for group in groups) == taken
 
 
-def closed_form(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
+def closed_form(step: int, warmup: int, total: int) -> float:
+    peak, start, end = 1e-3, 1e-6, 1e-5
     if step < warmup:
         return start + (peak - start) * step / max(warmup - 1, 1)
     return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
 
 
-def scheduled(warmup: int, total: int, peak: float = 1e-3, **settings: object) -> tuple[torch.optim.Optimizer, object]:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+def scheduled(warmup: int, total: int, **settings: object) -> tuple[torch.optim.Optimizer, object]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     return optimizer, WarmupSchedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
 
 
-def rates(warmup: int, total: int, **settings: object) -> tuple[list[float], torch.optim.Optimizer, object]:
-    optimizer, schedule = scheduled(warmup, total, **settings)
-    taken = []
-    for _ in range(total):
-        taken.append(optimizer.param_groups[0]["lr"])
+def rates(optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
+    """The rate of each step, and the one after them."""
+    taken = [optimizer.param_groups[-1]["lr"]]
+    for _ in range(steps):
         optimizer.step()
         schedule.step()
-    return taken, optimizer, schedule
+        taken.append(optimizer.param_groups[-1]["lr"])
+    return taken
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
 @pytest.mark.parametrize(
     ("warmup", "total"), [(0, 40), (1, 40), (2, 40), (5, 40), (39, 40), (40, 40), (200, 40), (0, 1), (1, 1), (5, 1)]
 )
-def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int) -> None:
-    taken, _, _ = rates(warmup, total)
+def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int, schedule: str) -> None:
+    taken = rates(*scheduled(warmup, total, schedule=schedule), total)
     warmup = min(warmup, total)
-    expected = [closed_form(step, warmup, total, 1e-3, 1e-6, 1e-5) for step in range(total)]
+    expected = [closed_form(step, warmup, total) for step in range(total + 1)]
+    if schedule == "constant":
+        assert {*taken[warmup:]} == {1e-3}  # to the bit
+        expected[warmup:] = taken[warmup:]
     assert taken == pytest.approx(expected, rel=1e-12)
 
 
@@ -119,38 +124,19 @@ def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)
     schedule = WarmupSchedule(optimizer, ScheduleSettings(), lambda: Length(3, 12))
-    for step in range(12):
-        expected = closed_form(step, 3, 12, 1e-3, 1e-6, 1e-5)
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
-        optimizer.step()
-        schedule.step()
+    expected = [0.3 * closed_form(step, 3, 12) for step in range(13)]
+    assert rates(optimizer, schedule, 12) == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_warmup_it_is_torchs_cosine() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60, eta_min=1e-5)
-    expected = []
-    for _ in range(60):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        cosine.step()
-    assert rates(0, 60)[0] == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(("warmup", "total"), [(0, 40), (1, 40), (5, 40), (0, 1)])
-def test_after_the_warmup_the_rate_is_constant_to_the_bit(warmup: int, total: int) -> None:
-    taken, optimizer, _ = rates(warmup, total, schedule="constant")
-    assert taken[:warmup] == pytest.approx(
-        [closed_form(step, warmup, total, 1e-3, 1e-6, 1e-5) for step in range(warmup)]
-    )
-    assert {*taken[warmup:], optimizer.param_groups[0]["lr"]} == {1e-3}
+    assert rates(*scheduled(0, 60), 60) == pytest.approx(rates(optimizer, cosine, 60), rel=1e-9)
 
 
 def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached() -> None:
     optimizer, first = scheduled(5, 100, schedule="constant")
-    for _ in range(30):
-        optimizer.step()
-        first.step()
+    rates(optimizer, first, 30)
     state, taken = first.state_dict(), []
     for _ in range(30, 40):  # stopped and resumed before every step
         optimizer, rest = scheduled(5, 40, schedule="cosine")
@@ -159,7 +145,7 @@ def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached() -> N
         optimizer.step()
         rest.step()
         state = rest.state_dict()
-    assert taken == pytest.approx([closed_form(step, 0, 10, 1e-3, 1e-6, 1e-5) for step in range(10)], rel=1e-12)
+    assert taken == pytest.approx([closed_form(step, 0, 10) for step in range(10)], rel=1e-12)
 
 
 def test_lightning_bolts_schedule_comes_without_the_package() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
-from modules import FIELDS, trainer
+from modules import FIELDS, SavesAt, trainer
 
 import cait
 from cait.errors import UserError
@@ -52,23 +51,13 @@ def test_other_sizes_than_the_datas_are_refused(digits_root: Path) -> None:
         trainer(max_steps=1).fit(module(num_classes=1000), data(digits_root))
 
 
-class Leave(Callback):
-    """Stop in the middle of the second epoch, and save there."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == 8:
-            trainer.save_checkpoint(self.path)
-
-
 def test_a_plain_trainer_resumes_in_the_middle_of_an_epoch_to_the_bit(digits_root: Path, tmp_path: Path) -> None:
-    path = tmp_path / "x.ckpt"
+    saves = SavesAt(8, tmp_path / "x.ckpt")  # in the middle of the second epoch
     whole, rest = module(warmup_epochs=1), module(warmup_epochs=1)
-    trainer(callbacks=[StepSeed(0), Leave(path)], max_epochs=3).fit(whole, data(digits_root, auto_augment="3a"))
+    fit = trainer(callbacks=[StepSeed(0), saves], max_epochs=3, enable_checkpointing=True)
+    fit.fit(whole, data(digits_root, auto_augment="3a"))
     resumed = trainer(callbacks=[StepSeed(0)], max_epochs=3)
-    resumed.fit(rest, data(digits_root, auto_augment="3a"), ckpt_path=path)
+    resumed.fit(rest, data(digits_root, auto_augment="3a"), ckpt_path=saves.path)
     assert resumed.global_step == 15
     for key, value in whole.state_dict().items():
         assert torch.equal(value, rest.state_dict()[key]), key

@@ -19,7 +19,52 @@ from cait.model import residual
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig
 from cait.model.residual import Sample, scalar_bias, scaled_linear
-from cait.model.stem import STEMS
+
+
+class PatchEmbed(nn.Module):
+    """Cut the image into patches and project each: the paper's stem."""
+
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.in_chans, config.embed_dim, config.patch_size, stride=config.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2).contiguous()
+
+
+class ConvStem(nn.Module):
+    """3×3 convolutions that halve the sides, then a projection to d channels. It is not the CaiT paper's.
+
+    It is that of "Early Convolutions Help Transformers See Better", Xiao et al., arXiv 2106.14881. patch_size is
+    2^k · f with f odd. There are k convolutions, whose channels double up to d, and the projection is f×f with stride
+    f: 1×1 for a power of two, as in their paper. An odd patch_size has one convolution of d / 4 channels, which keeps
+    the sides. Batch norm and ReLU follow each convolution.
+
+    The stem "pooled" convolves with stride 1 from the second on, with at least d / 4 channels, and halves by pooling.
+    """
+
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__()
+        pools = config.stem == "pooled"
+        d, factor, halvings = config.embed_dim, config.patch_size, 0
+        while factor % 2 == 0:
+            factor, halvings = factor // 2, halvings + 1
+        layers, channels = list[nn.Module](), config.in_chans
+        for above in reversed(range(halvings)) if halvings else [2]:
+            is_pooled = pools and bool(layers)
+            width = max(1, d // 2 ** (min(above, 2) if pools else above))
+            stride = 2 if halvings and not is_pooled else 1
+            layers += [nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            if is_pooled:
+                layers.append(nn.MaxPool2d(2))
+            channels = width
+        self.layers = nn.Sequential(*layers)
+        self.project = nn.Conv2d(channels, d, factor, stride=factor)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # With the channels last, convolutions are faster on a CPU, and the tokens need no copy.
+        images = images.contiguous(memory_format=torch.channels_last)
+        return self.project(self.layers(images)).flatten(2).transpose(1, 2).contiguous()
 
 
 def norm_layer(config: CaiTConfig) -> nn.Module:
@@ -157,7 +202,7 @@ class CaiT(nn.Module):
         # A class token that is there from the first block on has a position too, as in DeiT.
         positions = config.num_patches + (config.class_token_at == 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
-        self.patch_embed = STEMS[config.stem](config)
+        self.patch_embed = PatchEmbed(config) if config.stem == "patch" else ConvStem(config)
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)

@@ -25,7 +25,7 @@ class CaiTConfig:
     patch_size: int = 16
     in_chans: int = 3
     stem: Literal["patch", "conv", "pooled"] = "patch"
-    """What makes tokens of images: the paper's projection of patches, or convolutions; see `cait.model.stem`."""
+    """What makes tokens of images: the paper's projection of patches, or `cait.model.cait.ConvStem`."""
     num_classes: int = 1000
     embed_dim: int = 192
     depth: int = 24

@@ -142,8 +142,9 @@ class LastCheckpoint(Checkpoint):
         self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if self.signals.is_due(trainer):
             self._ask(trainer)
-        if not _validation_follows(trainer):
-            self._save_and_leave(trainer)
+        loop: Any = trainer.fit_loop
+        if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+            self._save_and_leave(trainer)  # else after the validation, or at the end of the epoch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -205,12 +206,6 @@ class LastCheckpoint(Checkpoint):
         if started and not launcher.cluster_environment.creates_processes_externally:  # as by torchrun or SLURM
             raise SystemExit(0)
         raise SystemExit(128 + signum)
-
-
-def _validation_follows(trainer: Trainer) -> bool:
-    """Whether validation or the end of the epoch follows the batch that has just been trained on."""
-    loop: Any = trainer.fit_loop
-    return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:

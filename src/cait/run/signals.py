@@ -28,8 +28,6 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._next_step = self._last_step = 0
-        self._last_time = 0.0
         self._found: dict[signal.Signals, Any] = {}
 
     def watch(self, trainer: Trainer) -> None:

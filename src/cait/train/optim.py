@@ -219,15 +219,10 @@ class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
             if state_dict["schedule"] == "constant":
                 start = max(start, step)
             elif before.limits == now.limits and start < step < before.total != now.total:
-                start = moved(start, step, before.total, now.total)
+                share = (step - start) / (before.total - start)  # of the fall that is done
+                start = (step - share * now.total) / (1 - share)
         self.set_length(now._replace(warmup=start) if before.warmup <= step else now)
         self.last_epoch, self._step_count = step, state_dict["_step_count"]
         self._last_lr = self.get_lr()
         for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
             group["lr"], group["initial_lr"] = lr, peak
-
-
-def moved(start: float, step: int, end: int, new_end: int) -> float:
-    """Where a fall to `new_end` starts that at `step` has come as far as the one from `start` to `end`."""
-    share = (step - start) / (end - start)
-    return (step - share * new_end) / (1 - share)
