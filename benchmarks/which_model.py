@@ -25,7 +25,7 @@ from step import Case, in_a_process, stepper
 from torch import Tensor, nn
 
 import cait
-from cait.extras.formats.exporting import export
+from cait.extras.publish.exporting import export
 from contrib.inference.folded import fold
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

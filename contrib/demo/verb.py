@@ -81,9 +81,9 @@ def _options() -> Options:
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
     """Write the network as ONNX; returns facts about it for the page."""
-    if "formats" not in plugins.extras():
-        raise UserError("cait demo needs the extra formats, which writes ONNX")
-    from cait.extras.formats.exporting import export
+    if "publish" not in plugins.extras():
+        raise UserError("cait demo needs the extra publish, which writes ONNX")
+    from cait.extras.publish.exporting import export
     from cait.model.network import input_shape
     from contrib.demo.saliency import WithSaliency
 

@@ -12,8 +12,8 @@ from networks import TINY, random_network
 from PIL import Image
 from torch import Tensor, nn
 
-from cait.extras.formats.exporting import export
-from cait.extras.formats.graphs import example
+from cait.extras.publish.exporting import export
+from cait.extras.publish.formats import example
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
 from contrib.inference import folded as folding

@@ -54,13 +54,10 @@ def train_run(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(POLL)
             if is_enough():
-                process.terminate()
-                process.wait()
                 return None
-    except BaseException:
-        process.terminate()
+    finally:
+        process.terminate()  # nothing, if it has ended
         process.wait()
-        raise
 
 
 @contextlib.contextmanager

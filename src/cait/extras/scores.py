@@ -20,8 +20,6 @@ ABOUT = {
     **{"raw": FIGURES, "ema?": FIGURES},
 }
 """What the extras that call `read` take from it, see `cait.disk.check_shape`."""
-
-
 WEAKEST = 5
 """So many of the classes with the lowest accuracy are named."""
 

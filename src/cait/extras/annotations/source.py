@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cait.data.folder import FolderSource, abbreviate, hold_listed, hold_out
+from cait import disk
+from cait.data.folder import TRAIN_NAMES, FolderSource, abbreviate, composed, hold_listed, hold_out, spelled
 from cait.data.listing import Files
 from cait.errors import UserError
-from cait.extras.annotations import MULTI_LABEL, table
+from cait.extras.annotations import MULTI_LABEL
 
 Sample = tuple[str, int]
+SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | dict.fromkeys(("val", "valid", "validation"), "val") | {"test": "test"}
+"""What the column `split` may say, in lower case."""
+PARTING = ";"
+"""Between the labels of an image that has several."""
+
+
+class Row(NamedTuple):
+    path: str
+    """Below the root of the images."""
+    label: str
+    split: str = "train"
+    """"train", "val" or "test"; without the column all are to train on."""
+    group: str = ""
+    """Empty if the file has no such column."""
 
 
 class AnnotatedSource(FolderSource):
@@ -51,16 +68,16 @@ class AnnotatedSource(FolderSource):
         return MULTI_LABEL if self.asked.multi_label else None
 
     @cached_property
-    def rows(self) -> list[table.Row]:
+    def rows(self) -> list[Row]:
         """Those of the table, or one for each image of the class folders."""
         if self.asked.labels is None:
             start, names = len(str(self.root)) + 1, self.images.class_names
             pool = sorted([*self.images.train, *self.images.val])
-            return [table.Row(path[start:], names[label]) for path, label in pool]
+            return [Row(path[start:], names[label]) for path, label in pool]
         self.prepare()
         if not self.root.is_dir():
             raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
-        return table.read(Path(self.asked.labels), self.root, self.asked.multi_label)
+        return read_table(Path(self.asked.labels), self.root, self.asked.multi_label)
 
     @cached_property
     def label_names(self) -> list[str]:
@@ -70,7 +87,7 @@ class AnnotatedSource(FolderSource):
     @cached_property
     def _sets(self) -> list[list[str]]:
         """The classes of each label."""
-        return [table.parts(label) if self.asked.multi_label else [label] for label in self.label_names]
+        return [label_parts(label) if self.asked.multi_label else [label] for label in self.label_names]
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -94,7 +111,6 @@ class AnnotatedSource(FolderSource):
         return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
     def _of_split(self, name: str) -> list[Sample]:
-        """The images of a split, with full paths."""
         places = {label: index for index, label in enumerate(self.label_names)}
         return [(str(self.root / row.path), places[row.label]) for row in self.rows if row.split == name]
 
@@ -145,7 +161,6 @@ class AnnotatedSource(FolderSource):
         return train, held
 
     def _lacking(self, train: Sequence[Sample]) -> list[str]:
-        """The classes without a training image."""
         learned = {name for label in {label for _, label in train} for name in self._sets[label]}
         return sorted({*self.class_names} - learned)
 
@@ -173,3 +188,49 @@ class AnnotatedSource(FolderSource):
         except ValueError as error:
             raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
         return [samples[index] for index in train], [samples[index] for index in held]
+
+
+def read_table(file: Path, root: Path, several: bool) -> list[Row]:
+    """The rows of a table, of images below `root`, ordered by path.
+
+    Args:
+        several: an image may have several labels; they come sorted, parted by `PARTING`.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
+    """
+    where = f"--data.labels {file}"
+    rows = sorted(_table_rows(file, where, root, several))
+    if not rows:
+        raise UserError(f"{where} has no rows")
+    times = Counter(row.path for row in rows)
+    if twice := [f"{path} ({count} times)" for path, count in times.items() if count > 1]:
+        raise UserError(f"{where} names images twice: {abbreviate(twice)}")
+    if missing := [row.path for row in rows if not (root / row.path).is_file()]:
+        why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
+        raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
+    return rows
+
+
+def _table_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
+    for line, row in disk.read_csv(file, where):
+        name = "label" if "label" in row else "class"  # as in the tables of `cait predict`
+        if name not in row:
+            raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
+        cells = {column: row[column].strip() for column in {"path", name, "split", "group"} & row.keys()}
+        if empty := [column for column, cell in cells.items() if not cell]:
+            raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
+        split = cells.get("split", "train").lower()
+        if split not in SPLITS:
+            raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
+        label = composed(cells[name])
+        if several:
+            label = PARTING.join(sorted({*label_parts(label)})) or PARTING
+        path = cells["path"]
+        below = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
+        yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""))
+
+
+def label_parts(label: str) -> list[str]:
+    """The labels in a cell."""
+    return [part.strip() for part in label.split(PARTING) if part.strip()]

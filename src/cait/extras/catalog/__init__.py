@@ -39,11 +39,11 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
 
     from cait.data.folder import FolderSource, Splits
     from cait.data.source import SplitSource
-    from cait.extras.catalog import imagenet, sets
+    from cait.extras.catalog import sets
     from cait.settings import group
 
     splits: Splits = group(Splits, settings)
     if not named:
-        return FolderSource(splits, partial(imagenet.unpack, Path(root)))
+        return FolderSource(splits, partial(sets.unpack, Path(root)))
     catalog: Catalog = group(Catalog, settings)
     return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, catalog))

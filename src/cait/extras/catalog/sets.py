@@ -1,4 +1,4 @@
-"""Built-in data sets, by name: torchvision's "torch/cifar10" and Hugging Face's "hfds/uoft-cs/cifar10"."""
+"""Data sets by name, torchvision's "torch/cifar10" and Hugging Face's "hfds/uoft-cs/cifar10"; ImageNet's archives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset
 from torchvision import datasets
 from torchvision.datasets.utils import verify_str_arg
 
+from cait import disk
 from cait.data.dataset import MapSamples
 from cait.errors import UserError, one_line, to_install
 from cait.extras.catalog import Catalog
@@ -29,6 +30,7 @@ TORCHVISION: dict[str, Any] = {
     "torch/flowers102": datasets.Flowers102,
     "torch/stanford_cars": datasets.StanfordCars,
 }
+IMAGENET_SPLITS = ("train", "val")
 TO_FETCH = "to fetch it add --data.download true"
 
 
@@ -87,3 +89,39 @@ def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
     if not names:
         raise UserError(f"{root} names no classes in its column {target}; see --data.target_key")
     return MapSamples(root, split, reader, names)
+
+
+def unpack(root: Path) -> None:
+    """Unpack ImageNet's archives in `root` into `root/{train,val}/<wnid>/*.JPEG`, with torchvision.
+
+    A folder appears by one rename, so it is whole or absent; the next call removes what a killed one has left. One
+    process unpacks and all others wait. torchvision checks the MD5 sums of the published files first. The archives
+    stay; the folders need as much space again, 155 GB.
+
+    Raises:
+        UserError: an archive is missing or is not the published file, or the disk is full.
+    """
+    if all((root / split).is_dir() for split in IMAGENET_SPLITS):
+        return
+    with file_lock(root / ".unpacking.lock"):
+        for split in IMAGENET_SPLITS:
+            if not (root / split).is_dir():
+                _unpack_whole(root.absolute(), split)
+
+
+def _unpack_whole(root: Path, split: str) -> None:
+    """Unpack one split in a folder beside it, which holds links to the archives, and rename it at the end."""
+    scratch = root / ".unpacking"
+    disk.remove(scratch)
+    print(f"unpacking ImageNet's {split} images in {root}, once; the MD5 sum is checked first", flush=True)
+    try:
+        scratch.mkdir()
+        for archive in root.glob("ILSVRC2012_*.tar*"):
+            (scratch / archive.name).symlink_to(archive)
+        datasets.ImageNet(scratch, split)
+        os.sync()  # the images must be on disk before the name that marks them complete
+        (scratch / split).rename(root / split)
+    except Exception as error:  # torchvision's, tarfile's, the disk's
+        raise UserError(f"cannot unpack ImageNet in {root}: {one_line(error)}") from error
+    finally:
+        disk.remove(scratch)

@@ -1,11 +1,17 @@
-"""timm's training transform with less work: decode only the crop, stay in uint8 until the batch is on its device."""
+"""timm's training transform with less work: decode only the crop, stay in uint8 until the batch is on its device.
+
+Workers hand over their batches in memory that is used again and again.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import count
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -16,11 +22,11 @@ from timm.data import create_transform
 from timm.data.auto_augment import RandAugment
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
 
 from cait.data.loader import READY
 from cait.data.reading import RawImage
 from cait.data.transforms import Augmentation, Erased, Preprocessing, ShapedCrop, size_to_pad
-from cait.extras.fast_input.batches import HELD, SharedBatches, collate
 from cait.extras.fast_input.decode import OpenImage, choose, open_image
 from cait.extras.fast_input.ops import on_arrays
 
@@ -29,6 +35,11 @@ HOW_READ = {
     "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
 }
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
+KEYS = count()
+HELD = 3
+"""Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
+fetched one ahead, and one is arriving."""
+MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
 
 
 class Augment:
@@ -124,3 +135,89 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
         return F.interpolate(image, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0)
     resample = getattr(Image.Resampling, interpolation.upper())
     return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
+
+
+def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> Any:
+    """Images [B, ...] and labels [B], the images in `memory` if it has room; and what to erase.
+
+    Args:
+        samples: pairs of an image and its class. An image is a tensor, or a tensor and the box to erase.
+
+    Returns:
+        images and labels; and if the images came with boxes, a list of (place in the batch, box).
+    """
+    images, labels = map(list, zip(*samples, strict=True))
+    rest: list[Any] = [np.array(labels)]
+    if isinstance(images[0], tuple):
+        images, boxes = map(list, zip(*images, strict=True))
+        rest.append([(place, box) for place, box in enumerate(boxes) if box])
+    where = memory.put(images) if memory is not None else None
+    return InMemory(where, rest) if where else (default_collate(images), *_tensors(rest))
+
+
+def _tensors(rest: list[Any]) -> list[Any]:
+    labels, *boxes = rest
+    return [torch.from_numpy(labels), *boxes]
+
+
+class SharedBatches:
+    """Places for batches of images, a few for each worker, shared with the workers that are forked.
+
+    PyTorch sends each batch in new memory, which the system must clear and map page by page: a tenth of a worker's
+    time. That memory also lies in /dev/shm, which containers keep small.
+
+    A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
+    the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
+    the next one as PyTorch does.
+
+    Args:
+        places: number for each worker: the batches that it has ready, and HELD more.
+        size: bytes of a batch.
+    """
+
+    def __init__(self, workers: int, places: int, size: int) -> None:
+        self.places, self.size, self.key = places, size, next(KEYS)
+        count = workers * places
+        self.memory = mmap(-1, count * (size + 1))  # shared; costs nothing until it is written to
+        self.taken = np.frombuffer(self.memory, np.uint8, count, count * size)
+        MEMORIES[self.key] = self
+
+    def __reduce__(self) -> Any:
+        """A worker that is started anew has none, and sends its batches as PyTorch does."""
+        return type(None), ()
+
+    def put(self, images: list[Tensor]) -> tuple[Any, ...] | None:
+        """Stack images in a place of this worker and say where; None if it has no room, and outside of workers."""
+        worker = get_worker_info()
+        shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
+        if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
+            first = worker.id * self.places
+            for place in range(first, first + self.places):
+                if not self.taken[place]:
+                    self.taken[place] = 1
+                    torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
+                    return self.key, place, shape, dtype
+        return None
+
+    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
+
+    def free(self, place: int) -> None:
+        self.taken[place] = 0
+
+
+class InMemory:
+    """A batch on its way from a worker. It unpickles as what `collate` returns; the labels travel by value."""
+
+    def __init__(self, where: tuple[Any, ...], rest: list[Any]) -> None:
+        self.where, self.rest = where, rest
+
+    def __reduce__(self) -> Any:
+        return _received, (self.rest, *self.where)
+
+
+def _received(rest: list[Any], key: int, place: int, *kind: Any) -> tuple[Any, ...]:
+    batches = MEMORIES[key]
+    array = batches.array(place, *kind)
+    weakref.finalize(array, batches.free, place).atexit = False
+    return torch.from_numpy(array), *_tensors(rest)  # the tensor refers to the array as long as anything uses it

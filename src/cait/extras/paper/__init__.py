@@ -6,7 +6,7 @@ from cait.run.program import Program
 VERBS = {
     "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost"),
     "paper": Verb(
-        "cait.extras.paper.verb:show",
+        "cait.extras.paper.rows:show",
         "list the rows of the paper's tables, each a run: cait paper [TABLE]\n"
         "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
     ),

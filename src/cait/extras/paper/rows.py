@@ -1,4 +1,4 @@
-"""The rows of the paper's tables: each is a run that one command starts, with its published results.
+"""`cait paper`, and the rows of the paper's tables: each is a run that one command starts, with published results.
 
 The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 """
@@ -12,17 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from cait import CONFIGS
-from cait.errors import UserError, did_you_mean, to_type
+from cait.cli.options import Options
+from cait.errors import UserError, did_you_mean, table_console, to_type
+from cait.extras import curves
 from cait.guards import configurations
 from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
+from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
 
 TABLES = Path(__file__).parent / "tables"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
 FIELDS = "model.fields."
+WHAT = "List the rows of the paper's tables: what differs, published and reproduced accuracy, and how to run one."
 
 
 @dataclass(frozen=True)
@@ -179,3 +185,41 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
     # A run of the row itself is read whole, because its moving average is scored too.
     found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
     return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
+
+
+def show(arguments: list[str], program: Program) -> None:
+    """Print the rows of a table, or of all."""
+    options = Options("paper", WHAT)
+    options.add_argument("table", metavar="TABLE", nargs="?", help="default all")
+    given = options.parse_args(arguments)
+    if given.table and given.table not in tables():
+        raise UserError(f"the paper has no table {given.table!r} here; choose one of {', '.join(tables())}")
+    chosen = [row for row in rows().values() if given.table in (None, row.table)]
+    screen = table_console(180)
+    for name in dict.fromkeys(row.table for row in chosen):
+        grid = Table(title=tables()[name]["title"], title_justify="left")
+        grid.add_column("row", no_wrap=True)
+        grid.add_column("what differs")
+        grid.add_column("paper", justify="right")
+        grid.add_column("reproduced")
+        for row in chosen:
+            if row.table == name:
+                top1 = ("" if row.top1 is None else f"{row.top1}") + ("†" if row.failed else "")
+                grid.add_row(row.id, row.differs, top1, _reproduced(row))
+        screen.print(grid)
+    screen.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
+    for scored, what in ((False, "train a row"), (True, "score a row")):
+        if example := next((row for row in chosen if row.evaluate is scored), None):
+            screen.print(f"{what}: {example.command}", soft_wrap=True)
+
+
+def _reproduced(row: Row) -> str:
+    """The last accuracy of the row's run in logs/, if that is of the row's network, else "not run"."""
+    try:
+        trained = configurations.settings(row.run_dir / "hparams.yaml")
+        scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
+    except (OSError, UserError):
+        return "not run"
+    if not scored or not row.is_of(trained):
+        return "not run"
+    return f"{scored[-1]['val/acc1']:.2f} after {int(scored[-1]['epoch']) + 1} epochs"

@@ -75,16 +75,12 @@ class EpochLines(Callback):
     def __init__(self, width: int | None = None) -> None:
         self.width = width
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start_epoch(trainer)  # Lightning leaves out the epoch's start in a run resumed within an epoch
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start_epoch(trainer)
-
-    def _start_epoch(self, trainer: Trainer) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
         self._batches, self._sum, self._validated = 0, torch.zeros(()), False
+
+    on_train_start = on_train_epoch_start  # Lightning leaves out the epoch's start in a run resumed within an epoch
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._batch_end = time.monotonic()

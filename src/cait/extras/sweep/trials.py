@@ -77,7 +77,6 @@ class Sweep:
         return study
 
     def _has_begun(self) -> bool:
-        """Whether any trial has begun to train."""
         return any(self.folder.glob(f"trial-*/{rundir.CONFIG}"))
 
     def train(self) -> None:

@@ -6,12 +6,16 @@ import argparse
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from sklearn.metrics import ConfusionMatrixDisplay
 from torch import Tensor
 
 from cait import plugins
@@ -21,17 +25,33 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, page, plots
-from cait.extras.visualize import maps, mistakes
+from cait.extras.visualize import maps
 from cait.extras.words import network_name
 
 PAGE = "index.html"
 WORST, CONFUSIONS = 24, 15
+MOST_CLASSES = 30
+"""With more classes a confusion matrix has no room for their names."""
+ABOUT_MATRIX = "A row is a true class: the shares of its images that went to each class."
 ABOUT_TRAINING = (
     "Training is measured on single batches of augmented images. With Mixup or CutMix its accuracy can be below that "
     "of validation, because mixed images are harder."
 )
 Section = tuple[str, str]
 """A heading and HTML."""
+
+
+class Scored(NamedTuple):
+    """What the network says of an image."""
+
+    place: int
+    """In the order of the loader."""
+    label: int
+    predicted: int
+    probability: float
+    """Of the predicted class."""
+    loss: float
+    """Cross entropy."""
 
 
 def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str) -> Path:
@@ -138,7 +158,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
         images, names = _validation(loaded), loaded.class_names
-        scored = mistakes.score(loaded.network, loaded.data.val_dataloader())
+        scored = score(loaded.network, loaded.data.val_dataloader())
     except UserError as error:  # a run from elsewhere, whose images are not here
         print(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
@@ -155,10 +175,41 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
     pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]
     confusion = page.table(("true class", "predicted", "images"), pairs)
-    if len(names) <= mistakes.MOST_CLASSES:
-        matrix = mistakes.confusion(scored, names)
-        confusion += page.paragraph(mistakes.CAPTION) + page.embed(matrix, "confusion matrix")
+    if len(names) <= MOST_CLASSES:
+        matrix = draw_confusion(scored, names)
+        confusion += page.paragraph(ABOUT_MATRIX) + page.embed(matrix, "confusion matrix")
     return [
         ("Worst mistakes", page.paragraph(f"{result}. The highest loss comes first.") + page.tiles(tiles)),
         ("Confusion", confusion),
     ]
+
+
+@torch.no_grad()
+def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
+    """Score batches of normalised images and labels, in float32; the highest loss comes first.
+
+    An image with a label below 0 does not count.
+    """
+    device = next(network.parameters()).device
+    found: list[Scored] = []
+    place = 0
+    for images, labels in batches:
+        logits = network(images.to(device)).float().cpu()
+        probabilities, predicted = logits.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits, labels.clamp_min(0), reduction="none")
+        columns = [column.tolist() for column in (labels, predicted, probabilities, losses)]
+        found += [Scored(place + row, *cells) for row, cells in enumerate(zip(*columns, strict=True))]
+        place += len(labels)
+    return sorted((each for each in found if each.label >= 0), key=lambda each: each.loss, reverse=True)
+
+
+def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figure:
+    """scikit-learn's confusion matrix, each row as shares of its class."""
+    side = 2 + 0.4 * len(class_names)
+    figure, ((axes,),) = plots.grid(1, 1, side, side)
+    colours = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
+    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours, colorbar=False)
+    names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
+    labels, predicted = [each.label for each in scored], [each.predicted for each in scored]
+    ConfusionMatrixDisplay.from_predictions(labels, predicted, normalize="true", ax=axes, **cells, **names)
+    return figure

@@ -1,4 +1,4 @@
-"""Tables of labels, splits, groups and folds, held against scikit-learn; and runs that go on."""
+"""Tables of labels, splits, groups, folds, several labels an image: held against scikit-learn, torch and timm."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ import csv
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from harness import SMALL
+from modules import loader, module, trainer
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.preprocessing import MultiLabelBinarizer
+from timm.data import Mixup
+from torch import Tensor
 
 from cait.cli import main
 from cait.cli.loading import load as cait_load
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
+from cait.data.transforms import Mixing
 from cait.errors import UserError
+from cait.extras.annotations.several import MultiLabel, MultiLabelLoss
+from cait.train.losses import LossSettings
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
 SHORT += ["--trainer.devices=1"]  # the tests' own process could not start others
@@ -37,30 +46,25 @@ def write(file: str, header: str, rows: Sequence[Sequence[str]]) -> str:
     return file
 
 
-@pytest.fixture
-def write_table(here: Path) -> Callable[..., str]:
+def write_table(several: bool = False) -> str:
     """Write a table of the digits as odd and even ones; every fifth is a test image, every fourth validates.
 
     With several labels, the multiples of three are another class.
     """
-
-    def make(several: bool = False) -> str:
-        rows = []
-        for number, path in enumerate(images()):
-            split = "Test" if number % 5 == 0 else "valid" if number % 4 == 0 else "train"
-            digit = int(Path(path).parent.name)
-            more = ";three" if several and digit % 3 == 0 else ""
-            rows.append((path, ("odd" if digit % 2 else "even") + more, split))
-        return write("labels.csv", "path,label,split", rows)
-
-    return make
+    rows = []
+    for number, path in enumerate(images()):
+        split = "Test" if number % 5 == 0 else "valid" if number % 4 == 0 else "train"
+        digit = int(Path(path).parent.name)
+        more = ";three" if several and digit % 3 == 0 else ""
+        rows.append((path, ("odd" if digit % 2 else "even") + more, split))
+    return write("labels.csv", "path,label,split", rows)
 
 
 def below(files: object, root: str = "data/digits") -> list[str]:
     return [os.path.relpath(path, root) for path, _ in files]  # type: ignore[attr-defined]
 
 
-def test_a_table_says_labels_and_splits(here: Path, write_table: Callable[..., str]) -> None:
+def test_a_table_says_labels_and_splits(here: Path) -> None:
     source = open_source("data/digits", labels=write_table())
     with open("labels.csv", newline="") as lines:
         listed = list(csv.DictReader(lines))
@@ -184,9 +188,7 @@ def test_wrong_settings_are_refused_in_a_line(here: Path, settings: dict, words:
         assert open_source(settings.pop("root"), **settings).train
 
 
-def test_a_run_with_several_labels_is_resumed_and_scored(
-    here: Path, write_table: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = Path(write_table(several=True)).read_text()
     settings = ["--data.labels=labels.csv", "--data.multi_label=true", "--data.root=data/digits", "--ema.decay=0.9"]
     main(["fit", *SHORT, *settings, "--run_name=several"])
@@ -202,8 +204,8 @@ def test_a_run_with_several_labels_is_resumed_and_scored(
     assert found["raw"]["images"] == len(source.val)
     assert found["raw"]["extra"]["test"]["images"] == len(source.test)
 
-    scores, module = found["ema"], cait_load(Path("logs/several"))
-    logits = torch.cat([module(module.transform(path)[None]) for path, _ in source.val]).detach()
+    scores, run = found["ema"], cait_load(Path("logs/several"))
+    logits = torch.cat([run(run.transform(path)[None]) for path, _ in source.val]).detach()
     names = [source.label_names[label].split(";") for _, label in source.val]
     truth = np.array([[name in labels for name in ("even", "odd", "three")] for labels in names])
     probabilities = logits.sigmoid().numpy()
@@ -228,3 +230,102 @@ def test_a_folder_of_three_splits_is_scored_as_three(here: Path, digits_root: Pa
     (three / "test/unlabelled").mkdir()  # as Kaggle's folders of images without labels
     main(["eval", "three"])
     assert "extra" not in json.loads(Path("logs/three/evaluation.json").read_text())["raw"]
+
+
+OF_DIGITS = {"even": "02468", "prime": "2357", "round": "03689", "big": "789"}
+"""Four classes, none of them for a 1."""
+
+
+def test_the_labels_of_images_are_scikit_learns(here: Path) -> None:
+    rows = []
+    for path in images():
+        found = [name for name, digits in OF_DIGITS.items() if Path(path).parent.name in digits]
+        rows.append((path, " ; ".join(found) or ";"))
+    write("several.csv", "path,label", rows)
+    data = ImageNetDataModule(root="data/digits", labels="several.csv", multi_label=True, img_size=16, num_workers=0)
+    binarizer = MultiLabelBinarizer()
+    truth = binarizer.fit_transform([{*label.replace(" ", "").split(";")} - {""} for _, label in rows])
+    expected = {f"data/digits/{path}": row for (path, _), row in zip(rows, truth, strict=True)}
+    assert data.class_names == [*binarizer.classes_]
+    data.setup("fit")
+    of_val = [expected[path].tolist() for path, _ in data.source.val]
+    assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == of_val
+    assert data.class_counts() == sum(expected[path] for path, _ in data.source.train).tolist()
+    _, labels = next(iter(data.train_dataloader()))
+    assert labels.shape == (128, 4)
+    assert labels.dtype == torch.float32
+
+
+def answers(images: int = 200, classes: int = 6) -> tuple[Tensor, Tensor]:
+    """Logits, with ties, and targets; no image has the last class."""
+    generator = torch.Generator().manual_seed(1)
+    targets = (torch.rand(images, classes, generator=generator) < 0.3).float()
+    targets[:, -1] = 0
+    return (2 * targets + torch.randn(images, classes, generator=generator) - 1).mul(8).round() / 8, targets
+
+
+def test_the_metrics_are_scikit_learns() -> None:
+    logits, targets = answers()
+    metrics = MultiLabel(6).metrics({"lrap": "torchmetrics.classification:MultilabelRankingAveragePrecision"}, True)
+    unread = torch.full((1, 6), -1.0)
+    for start in range(0, 200, 64):
+        batch = targets[start : start + 64]
+        metrics.update(torch.cat([logits[start : start + 64], unread]), torch.cat([batch, unread]))
+    found = metrics.compute("val")
+    truth, probabilities = targets.numpy(), logits.sigmoid().numpy()
+    hits = probabilities > 0.5
+    assert found["val/mAP"] == pytest.approx(average_precision_score(truth[:, :5], probabilities[:, :5]), abs=1e-6)
+    assert found["val/f1"] == pytest.approx(f1_score(truth, hits, average="macro", zero_division=0), abs=1e-6)
+    assert found["val/loss"] == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets).item(), abs=1e-6)
+    assert 0 < found["val/lrap"] < 1  # a metric of the user's own
+    scores = metrics.by_class(list("abcdef"))
+    assert scores["images"] == 200
+    assert scores["per_class"]["f"] is None
+    assert scores["per_class"]["a"] == pytest.approx(100 * hits[truth[:, 0] == 1, 0].mean())
+
+
+def test_predictions_are_all_classes_above_a_half() -> None:
+    task, probabilities = MultiLabel(3), torch.tensor([[0.6, 0.7, 0.4], [0.1, 0.5, 0.1]])
+    found = task.best(probabilities, ["a", "b", "c"])
+    assert [[one["class"] for one in image] for image in found] == [["b", "a"], []]
+    assert [len(image) for image in task.best(probabilities, ["a", "b", "c"], 1)] == [1, 0]
+
+
+def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:
+    logits, targets = answers()
+    counts = targets.sum(dim=0)
+    smoothed = 0.9 * targets + 0.05
+    plain = F.binary_cross_entropy(logits.double().sigmoid(), smoothed.double()).item()
+    assert MultiLabelLoss(0.1)(logits, targets).item() == pytest.approx(plain, abs=1e-6)
+    weights = (200 - counts) / counts.clamp(min=1)
+    log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)
+    expected = -(weights * smoothed * log_p + (1 - smoothed) * log_q).mean().item()
+
+    class Data:
+        source = type("Source", (), {"train": range(200)})
+
+        def class_counts(self) -> list[int]:
+            return counts.long().tolist()
+
+    task = MultiLabel(6)
+    loss = task.loss(LossSettings(class_weights="balanced"), Data())
+    assert loss(logits, targets).item() == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="distillation is for images of one class each"):
+        trainer().fit(module(task="multi_label", distillation="hard"), loader())
+
+
+@pytest.mark.parametrize(("mode", "switch"), [("batch", 0.0), ("pair", 1.0), ("elem", 0.0), ("elem", 1.0)])
+def test_labels_are_mixed_in_timms_shares(mode: str, switch: float) -> None:
+    images = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    classes = torch.tensor([0, 1, 2, 3, 3, 1, 0, 2])
+    rows = F.one_hot(classes, 4).float()
+    mixing = Mixing(mix_mode=mode, mix_switch_prob=switch)  # type: ignore[arg-type]
+    mixed, shares = mixing(images.clone(), rows, 4, seed=3)
+    np.random.seed(3)
+    timms = Mixup(0.8, 1.0, switch_prob=switch, mode=mode, label_smoothing=0.0, num_classes=4)
+    expected, timms_shares = timms(images.clone(), classes)
+    assert torch.equal(mixed, expected)
+    assert torch.allclose(shares, timms_shares, atol=1e-6)
+    both = rows + F.one_hot((classes + 1) % 4, 4)  # two labels an image: the shares of each add up
+    summed = mixing(images.clone(), both, 4, seed=3)[1]
+    assert torch.allclose(summed, shares + shares.roll(1, dims=1), atol=1e-6)

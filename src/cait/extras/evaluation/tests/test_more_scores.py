@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +19,11 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 from timm.data.real_labels import RealLabelsImagenet
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cait.cli import main
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.evaluation import extra_sets, scorer
-from cait.extras.evaluation.counts import CLASSES_IN_MATRIX, Counts
 from cait.extras.evaluation.extra_sets import open_extra, real_labels
+from cait.extras.evaluation.scorer import CLASSES_IN_MATRIX, Counts
 
 WEIGHTS = pytest.mark.parametrize("weights", ["raw", "ema"])
 
@@ -107,15 +105,10 @@ def test_what_is_said_of_it(evaluated: dict) -> None:
     assert evaluated["extra"] == {"part": "part", "v2": "v2"}
 
 
-def test_a_set_that_cannot_be_scored_is_told_in_one_line(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    with pytest.raises(SystemExit) as stop:
-        main(["eval", "mine", "--data.num_workers=0", "--extra.a=nowhere"])
-    assert stop.value.code == 2
-    (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+def test_a_set_that_cannot_be_scored_is_told_in_one_line(place: Path) -> None:
+    done = call(place, "eval", "mine", "--data.num_workers=0", "--extra.a=nowhere")
+    assert done.returncode == 2
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("cait: error:")]
     assert "nowhere does not exist" in told
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from cait import ImageNetDataModule
-from cait.extras.fast_input.batches import SharedBatches, collate
+from cait.extras.fast_input.augment import SharedBatches, collate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
 SHAPE = (5, 6, 3)

@@ -23,14 +23,13 @@ class Threads(Callback):
 
 
 @pytest.fixture
-def fit(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def fit(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A step of a network whose batch holds 64 × 16 × 32 numbers, in a process of three threads."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     step = ["--trainer.fast_dev_run=1", "--data.num_workers=0", "--trainer.callbacks+=test_threads.Threads"]
-    yield ["fit", *SMALL, *step, f"--data.root={digits_root}"]
+    yield ["fit", *SMALL, *step]
     torch.set_num_threads(before)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from harness import SMALL
+from harness import SMALL, call, ended
 from PIL import Image
 
 from cait.cli import main
@@ -18,27 +17,15 @@ from cait.extras.visualize import compare
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+def runs(place: Path) -> None:
     """Two runs: "long" of two epochs, and "short" within its first epoch."""
-    place = tmp_path_factory.mktemp("plots")
-    few = [f"--data.root={digits_root}", "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=2"]
+    few = [*SMALL, "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=2"]
     few += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setattr(sys, "argv", ["cait"])
-        for more in (
-            ["--trainer.max_epochs=2", "--ema.decay=0.9", "--run_name=long"],
-            ["--trainer.max_steps=4", "--run_name=short", "--model.lr=1e-4"],
-        ):
-            patch.setenv("CAIT_RUN", "")
-            main(["fit", *SMALL, *few, *more])
-    return place
+    ended(place, "long", [*few, "--trainer.max_epochs=2", "--ema.decay=0.9"])
+    ended(place, "short", [*few, "--trainer.max_steps=4", "--model.lr=1e-4"])
 
 
-@pytest.fixture(autouse=True)
-def in_the_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["cait"])
+pytestmark = pytest.mark.usefixtures("runs", "here")
 
 
 def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +105,7 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
             curves.read(tmp_path)
 
 
-def test_what_cannot_be_compared_or_drawn_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_or_drawn_is_told_in_one_line(here: Path) -> None:
     bare = Path("logs/bare")
     bare.mkdir()
     shutil.copy("logs/short/config.yaml", bare / "config.yaml")
@@ -127,7 +114,6 @@ def test_what_cannot_be_compared_or_drawn_is_told_in_one_line(capsys: pytest.Cap
         (["compare", "bare"], "logs/bare/metrics.csv is missing: the run has logged nothing yet"),
         (["compare", "long", "short", "--output=a.xyz"], "a figure's file ends with .png, .pdf or .svg"),
     ]:
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == 2
-        assert words in capsys.readouterr().err.splitlines()[-1]
+        done = call(here, *arguments)
+        assert done.returncode == 2
+        assert words in done.stderr.splitlines()[-1]

@@ -8,23 +8,25 @@ import os
 import re
 import shutil
 import sys
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from harness import NO_TEXT, REPO, SMALL, save_mixed
+from harness import NO_TEXT, REPO, SMALL, call, ended, save_mixed
 from PIL import Image, ImageDraw
 from sklearn.metrics import confusion_matrix
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
 from cait.extras import page, plots
-from cait.extras.visualize import maps, mistakes
+from cait.extras.visualize import maps, sections
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -69,7 +71,50 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> 
     assert sum("head" in title for title in drawn) == 4 * 2
 
 
-def bright_seeker(img_size: int) -> torch.nn.Module:
+@pytest.mark.parametrize(("pool", "reads"), [("token", slice(0, 1)), ("avg", slice(1, None))])
+def test_attention_is_the_softmax_of_the_last_block(pool: str, reads: slice) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=2, num_classes=5, global_pool=pool).eval()
+    image = torch.randn(3, 64, 64)
+    seen: list[torch.Tensor] = []
+    hook = network.blocks[-1].attn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    network(image[None])
+    hook.remove()
+    q, k, _ = network.blocks[-1].attn.qkv(seen[0]).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(dim=-1)
+    assert maps.kind(network) == "attention"
+    (found,) = maps.look(network, image)
+    torch.testing.assert_close(found, weights[0, :, reads, 1:].mean(dim=1).unflatten(-1, (4, 4)))
+    assert all(block.attn.fused_attn for block in network.blocks)  # the network itself is as it was
+
+
+def test_grad_cam_of_pooled_maps_is_cam() -> None:
+    """With a linear head on the mean of the maps, Grad-CAM is their weighted sum (CAM, arXiv 1512.04150)."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.ReLU())
+    network = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval().requires_grad_(False)
+    image = torch.randn(3, 17, 17)
+    made = body(image[None])
+    row = network[-1].weight[network(image[None]).argmax()]
+    expected = torch.einsum("k,bkst->bst", row, made).relu() / made[0, 0].numel()
+    assert maps.kind(network) == "Grad-CAM"
+    (found,) = maps.look(network, image)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "mixer_s32_224"])
+def test_networks_without_such_maps_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="no maps"):
+        maps.look(timm.create_model(name).eval(), torch.randn(3, 224, 224))
+
+
+def test_a_cait_whose_class_token_is_there_from_the_start_is_refused() -> None:
+    fields = dict(embed_dim=32, num_heads=2, depth=2, depth_token_only=0, class_token_at=0)
+    with pytest.raises(UserError, match="no maps"):
+        maps.look(package.create_model("xxs24", 32, 7, **fields).eval(), torch.randn(3, 32, 32))
+
+
+def bright_seeker(img_size: int) -> nn.Module:
     """A CaiT whose class token reads bright patches: the first channel is brightness, and the query asks for it."""
     network = package.create_model(
         "xxs24", img_size, 2, depth=1, depth_token_only=1, embed_dim=8, num_heads=2, patch_size=4, layer_scale_init=1e-9
@@ -116,11 +161,11 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
         assert abs(np.nonzero(bright)[axis].mean() - np.nonzero(salient)[axis].mean()) <= 2
 
 
-def scored_logits(logits: torch.Tensor, labels: torch.Tensor) -> list[mistakes.Scored]:
-    layer = torch.nn.Linear(logits.shape[1], logits.shape[1])
-    torch.nn.init.eye_(layer.weight)
-    torch.nn.init.zeros_(layer.bias)
-    return mistakes.score(layer, DataLoader(TensorDataset(logits, labels), 16))
+def scored_logits(logits: torch.Tensor, labels: torch.Tensor) -> list[sections.Scored]:
+    layer = nn.Linear(logits.shape[1], logits.shape[1])
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return sections.score(layer, DataLoader(TensorDataset(logits, labels), 16))
 
 
 def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
@@ -132,39 +177,25 @@ def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
     losses = torch.nn.functional.cross_entropy(logits[counted], labels[counted], reduction="none")
     assert [each.loss for each in scored] == pytest.approx(losses.sort(descending=True).values.tolist(), rel=1e-5)
     assert sorted(each.place for each in scored) == [*range(7), *range(8, 50)]
-    (axes,) = mistakes.confusion(scored, list("abcd")).axes
+    (axes,) = sections.draw_confusion(scored, list("abcd")).axes
     assert np.allclose(axes.images[0].get_array(), expected / expected.sum(axis=1, keepdims=True))
 
 
-class Tags(HTMLParser):
-    """The attributes of a page's tags, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.texts: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+def texts_of(html: str) -> list[str]:
+    """What stands between the tags of a page."""
+    return [unescape(text) for text in re.split(r"<[^<>]*>", html)]
 
 
 def check_page(path: Path) -> tuple[str, int]:
     """The text and the number of images of a page that a browser can show without a request."""
     html = path.read_text()
-    tags, images = Tags(html), 0
     assert not re.search(r"https?:|url\(|@import|<script|<link|<iframe|<b>&", html)
-    for _, name, value in tags.attributes:
-        if name == "src":
-            kind, _, content = value.partition(";base64,")
-            assert kind in ("data:image/png", "data:image/jpeg")
-            Image.open(io.BytesIO(base64.b64decode(content, validate=True))).load()
-            images += 1
-    return "\n".join(tags.texts), images
+    sources = re.findall(r'\bsrc="([^"]*)"', html)
+    for source in sources:
+        kind, _, content = source.partition(";base64,")
+        assert kind in ("data:image/png", "data:image/jpeg")
+        Image.open(io.BytesIO(base64.b64decode(content, validate=True))).load()
+    return "\n".join(texts_of(html)), len(sources)
 
 
 def test_what_users_named_is_text(tmp_path: Path) -> None:
@@ -172,9 +203,14 @@ def test_what_users_named_is_text(tmp_path: Path) -> None:
     tiles = page.tiles([(np.zeros((4, 4, 3), np.uint8), EVIL, EVIL)])
     content = page.paragraph(EVIL) + page.table([EVIL], [[EVIL]]) + tiles + page.embed(figure, EVIL)
     page.write(tmp_path / "page.html", EVIL, [(EVIL, EVIL)], [(EVIL, content)])
-    tags = Tags((tmp_path / "page.html").read_text())
-    assert tags.texts.count(EVIL) == 10
-    assert [alt for tag, name, alt in tags.attributes if (tag, name) == ("img", "alt")] == [EVIL, EVIL]
+    html = (tmp_path / "page.html").read_text()
+    assert texts_of(html).count(EVIL) == 10
+    assert [unescape(alt) for alt in re.findall(r'\balt="([^"]*)"', html)] == [EVIL, EVIL]
+
+
+FAST = ["--data.root=mixed", "--data.batch_size=12", "--data.img_size=32", "--trainer.max_epochs=1"]
+FAST += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
+BASE = ["--config", str(REPO / "configs/base.yaml")]
 
 
 @pytest.fixture(scope="module")
@@ -184,17 +220,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image
     for label, name in enumerate((EVIL, "owl")):
         save_mixed(photographs, place / "mixed" / "train" / name, 12, label)
         save_mixed(photographs, place / "mixed" / "val" / name, 5, 10 + label)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setattr(sys, "argv", ["cait"])
-        patch.setenv("CAIT_RUN", "")
-        main(["fit", *SMALL, *FAST, "--data.crop_pct=0.9", "--ema.decay=0.9", "--run_name=a"])
-    return place / "logs" / "a"
-
-
-FAST = ["--data.root=mixed", "--data.batch_size=12", "--data.img_size=32", "--trainer.max_epochs=1"]
-FAST += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
-BASE = ["--config", str(REPO / "configs/base.yaml")]
+    return ended(place, "a", [*SMALL, *FAST, "--data.crop_pct=0.9", "--ema.decay=0.9"])
 
 
 @pytest.fixture
@@ -250,7 +276,7 @@ def test_images_weights_and_places_are_chosen(trained: Path, capfd: Capture) -> 
         assert words in text
 
 
-def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Capture) -> None:
+def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path) -> None:
     shutil.rmtree("mixed/val")
     Path("text.jpg").write_text("no image")
     shutil.copy(trained / "checkpoints" / "best.ckpt", "moved.ckpt")
@@ -262,10 +288,9 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path, capfd: Captu
         (["moved.ckpt"], "which images?"),
         (["text.jpg", "--images", "text.jpg"], "text.jpg is not a whole checkpoint of a run"),
     ]:
-        with pytest.raises(SystemExit) as stop:
-            main(["visualize", *arguments])
-        assert stop.value.code == 2
-        (line,) = capfd.readouterr().err.splitlines()
+        done = call(Path.cwd(), "visualize", *arguments)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2
         assert words in line, arguments
 
 

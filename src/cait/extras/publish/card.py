@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -53,22 +51,13 @@ def card(arguments: list[str], program: Program) -> None:
     output = folder / "card"
     _write(folder, output, given, program)
     if given.repo:
-        _export(folder, output, given, program)
+        from cait.extras.publish import exporting
+
+        exporting.write(str(folder), "timm", output, given, program)
     for path in sorted(output.iterdir()):
         print(os.path.relpath(path))
     if given.repo:
         print(f"next: hf upload {given.repo} {os.path.relpath(output)}")
-
-
-def _export(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
-    """Put timm's files of the run's best network into the folder `output`."""
-    export = plugins.merged("VERBS").get("export")
-    if export is None:
-        raise UserError("publishing needs timm's files, which no extra of this copy writes")
-    weights = {None: [], True: ["--ema"], False: ["--raw"]}[given.ema]
-    trust = ["--trust-config"] if given.trusted else []
-    with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
-        export.load()([str(folder), "--format=timm", f"--output={output}", *weights, *trust], program)
 
 
 def _write(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
@@ -149,7 +138,6 @@ def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], l
 
 
 def _results(scores: Mapping[str, Any]) -> str:
-    """The table of the sets' figures."""
     sets = {"validation images": scores}
     sets |= {"ReaL": scores["real"]} if "real" in scores else {}
     sets |= scores.get("extra", {})
@@ -173,7 +161,6 @@ def _data_name(config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a reader may want to know."""
     shown = {name: config.get(name) for name in ("seed_everything", "model", "data")}
     trainer = config.get("trainer") or {}
     return _public(shown | {"trainer": {name: trainer.get(name) for name in TRAINER}})

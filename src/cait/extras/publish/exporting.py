@@ -1,11 +1,13 @@
-"""Networks in other programs' formats.
+"""`cait export`: networks in other programs' formats.
 
 Each file is read back by the library that it is for, and must give the network's logits before it appears.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +17,14 @@ import torch
 from torch import Tensor
 
 from cait import disk
+from cait.cli.loading import checkpoint_of, from_checkpoint
+from cait.cli.options import Options, run_missing
 from cait.errors import UserError
-from cait.extras.formats.graphs import Forward, write_onnx, write_torch_export
-from cait.extras.formats.timm_files import ANY, write_timm
+from cait.extras.publish.formats import ANY, Forward, write_onnx, write_timm, write_torch_export
+from cait.guards import trust
+from cait.model import network
+from cait.run.program import Program
+from cait.settings import values
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
@@ -35,6 +42,36 @@ FORMATS = {
     "torch_export": Format(write_torch_export, "model.pt2"),
     "onnx": Format(write_onnx, "model.onnx"),
 }
+
+
+def export_run(arguments: list[str], program: Program) -> None:
+    """Write the network of a run's best checkpoint in another program's format."""
+    options = Options("export", "Write the best network of a run for other programs.")
+    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument("--format", choices=FORMATS, default="timm", help="default timm")
+    options.add_weights()
+    options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
+    options.add_trust()
+    given = options.parse_args(arguments)
+    if given.run is None:
+        raise run_missing("export")
+    files, difference = write(given.run, given.format, given.output, given, program)
+    for file in files:
+        print(os.path.relpath(file))
+    print(f"read back, the logits differ by {difference:.1e} at most")
+
+
+def write(
+    run: str, format: str, output: Path | None, given: argparse.Namespace, program: Program
+) -> tuple[list[Path], float]:
+    """Export what a verb's options `given` choose of a run or a checkpoint, by default into the run's folder."""
+    checkpoint, folder = checkpoint_of(run, "export")
+    with trust.only_own(given.trusted):
+        loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
+    shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
+    place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
+    metadata = values(loaded.data.preprocessing) | loaded.task.metadata
+    return export(loaded.network, output or place / FORMATS[format].file, format, metadata, shape, names)
 
 
 def export(

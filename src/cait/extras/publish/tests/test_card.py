@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +12,30 @@ import pytest
 import timm
 import torch
 import yaml
-from harness import SMALL
+from harness import SMALL, call, ended
 from PIL import Image
 
 from cait import ckpt
 from cait.cli import main
-from cait.extras.hub import card as hub_card
+from cait.extras.publish import card as hub_card
 from cait.plugins import Results
 
 
 @pytest.fixture(scope="module")
-def scored(place: Path) -> Path:
-    """A folder with a run, scored."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setattr(sys, "argv", ["cait"])
-        patch.setenv("CAIT_RUN", "")
-        brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
-        more = ["--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.5", "--run_name=mine"]
-        main(["fit", *SMALL, *brief, *more])
-        main(["eval", "mine", "--data.num_workers=0", "--trainer.devices=1"])
-    return place
+def scored(place: Path) -> None:
+    """A run, scored."""
+    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
+    ended(place, "mine", [*SMALL, *brief, "--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.5"])
+    assert call(place, "eval", "mine", "--data.num_workers=0", "--trainer.devices=1").returncode == 0
 
 
-@pytest.fixture(autouse=True)
-def here(scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(scored)
-    monkeypatch.setattr(sys, "argv", ["cait"])
+pytestmark = pytest.mark.usefixtures("scored", "here")
 
 
-def refused(capfd: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["card", "mine"])
-    assert stop.value.code == 2
-    (line,) = capfd.readouterr().err.strip().splitlines()
+def refused(folder: Path) -> str:
+    done = call(folder, "card", "mine")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     return line
 
 
@@ -54,7 +43,7 @@ def metadata(card: str) -> dict[str, Any]:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_tells_what_the_run_has_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["card", "mine", "--license", "apache-2.0"])
     files = capsys.readouterr().out.split()
     assert files == [f"logs/mine/card/{name}" for name in ("README.md", "curves.png")]
@@ -71,7 +60,7 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     settings = yaml.safe_load(re.search(r"```yaml\n(.*?)```", card, re.S)[1])
     assert settings["model"]["fields"]["embed_dim"] == 32
     assert f"classes: CaiT {settings['model']['fields']['depth']}×32 for images of" in card
-    assert str(scored) not in card  # nothing of this machine
+    assert str(here) not in card  # nothing of this machine
 
     main(["card", "mine", "--raw"])
     assert f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in Path(files[0]).read_text()
@@ -114,7 +103,7 @@ def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
     assert "2 classes: a\\` \\<b\\> for images" in card
 
 
-def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_to_the_hub_is_what_timm_loads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["card", "mine", "me/digits"])
     files = [f"logs/mine/card/{name}" for name in ("README.md", "config.json", "curves.png", "model.safetensors")]
     assert capsys.readouterr().out.splitlines() == [*files, "next: hf upload me/digits logs/mine/card"]
@@ -122,7 +111,7 @@ def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.Ca
     # The card's own example, on these files.
     example = re.search(r"```python\n(.*?)```", Path(files[0]).read_text(), re.S)[1]
     assert "hf_hub:me/digits" in example
-    image = next((scored / "data/digits/val/3").iterdir())
+    image = next((here / "data/digits/val/3").iterdir())
     example = example.replace("hf_hub:me/digits", "local-dir:logs/mine/card").replace("image.jpg", str(image))
     exec(example, {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -137,13 +126,13 @@ def test_what_goes_to_the_hub_is_what_timm_loads(scored: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 
-def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_not_scored_has_no_card(here: Path) -> None:
     path = Path("logs/mine/evaluation.json")
     kept = path.read_text()
     try:
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
-        assert "is of step 3 of data/digits, the run of step 4 of" in refused(capfd)
+        assert "is of step 3 of data/digits, the run of step 4 of" in refused(here)
         path.unlink()
-        assert "evaluation.json is missing: `make eval RUN=mine` writes it" in refused(capfd)
+        assert "evaluation.json is missing: `make eval RUN=mine` writes it" in refused(here)
     finally:
         path.write_text(kept)

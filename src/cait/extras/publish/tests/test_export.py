@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +16,18 @@ import timm
 import torch
 from harness import SMALL, slow
 from networks import DIGITS, TINY, UNLIKE_TIMM, random_network
-from timm.data import CustomDatasetInfo, resolve_model_data_config
+from PIL import Image
+from safetensors.torch import load_file
+from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_config
 
+import cait
 from cait.cli import main
+from cait.data.reading import load_rgb
 from cait.errors import UserError
-from cait.extras.formats import exporting
-from cait.extras.formats.exporting import export
+from cait.extras.publish import exporting
+from cait.extras.publish.exporting import export
+from cait.model import network
+from cait.settings import values
 
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
 needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="ONNX needs packages of its own")
@@ -145,3 +153,129 @@ def test_a_run_is_taken_out_raw_and_averaged(here: Path, capfd: pytest.CaptureFi
     with torch.no_grad():
         expected = plain.eval()(images)
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "entry", "differing"),
+    [
+        ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
+        *slow(
+            ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
+            ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
+        ),
+        ("xxs24", DIGITS, "cait_xxs24_224", dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)),
+        (
+            "xxs24",
+            dict(TINY, qkv_bias=False, mlp_ratio=2.5, depth_token_only=3, in_chans=1),
+            "cait_xxs24_224",
+            dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, qkv_bias=False, depth_token_only=3)
+            | dict(mlp_ratio=2.5, mlp_ratio_token_only=2.5),
+        ),
+    ],
+)
+def test_timm_builds_every_variant_from_its_config(
+    name: str, fields: dict, entry: str, differing: dict, tmp_path: Path
+) -> None:
+    model = random_network(name, **fields)
+    export(model, tmp_path / "out", "timm")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    size, channels = model.config.img_size, model.config.in_chans
+    always = dict(img_size=[size, size], in_chans=channels, num_classes=model.config.num_classes, global_pool="token")
+    assert config["architecture"] == entry
+    assert config["model_args"] == always | differing
+    told = config["pretrained_cfg"]
+    assert told["input_size"] == [channels, size, size]
+    assert (told["fixed_input_size"], told["first_conv"], told["classifier"]) == (True, "patch_embed.proj", "head")
+    assert told.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})  # the weights are not those that timm has
+    with torch.device("meta"):
+        theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}").eval()
+    theirs.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True, assign=True)
+    images = torch.randn(2, channels, size, size)
+    with torch.no_grad():
+        expected = model.eval()(images)
+        assert (theirs(images) - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
+    assert expected.shape == (2, config["num_classes"])
+
+
+def test_padding_travels_and_the_files_are_for_the_same_readers(tmp_path: Path) -> None:
+    export(random_network(**TINY), tmp_path / "out", "timm", dict(fit="pad"))
+    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["crop_mode"] == "border"
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1
+
+
+def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    data = cait.ImageNetDataModule(img_size=8, crop_pct=0.9, in_chans=1)
+    export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", values(data.preprocessing), (1, 8, 8))
+    told = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
+    assert told["input_size"] == (1, 8, 8)
+    theirs = create_transform(**told)(photographs[0].convert("L"))
+    ours = data.eval_transform(load_rgb(photographs[0], reading=data.preprocessing.reading))
+    assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
+
+
+PARTS, LOGITS = "this network has other parts than timm's CaiT", "read back from timm, a logit differs by"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(residual="rezero"), PARTS),
+        (dict(norm="batchnorm"), PARTS),
+        (dict(class_token_at=0), PARTS),
+        (dict(global_pool="avg", depth_token_only=0), PARTS),
+        (dict(cls_in_keys=False), LOGITS),
+        (dict(act="leaky_relu"), LOGITS),
+    ],
+    ids=str,
+)
+def test_what_timm_cannot_be_is_refused(fields: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{words}.*timm takes CaiT as published"):
+        export(random_network(**TINY, **fields), tmp_path / "out", "timm")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_the_file_does_not_depend_on_the_memory_format(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = network.build("timm/test_efficientnet", 32, 7)
+    usual = network.build("timm/test_efficientnet", 32, 7).to(memory_format=torch.contiguous_format)
+    usual.load_state_dict(model.state_dict())
+    for net, name in ((model, "a.onnx"), (usual, "b.onnx")):
+        export(net, tmp_path / name, "onnx", input_shape=(3, 32, 32))
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+class Twice(torch.nn.Module):
+    """A network with a second output."""
+
+    output_names = ("logits", "doubled")
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.network(images)
+        return logits, 2 * logits
+
+
+@needs_onnx
+def test_a_network_may_have_further_outputs(tmp_path: Path) -> None:
+    export(Twice(random_network(**TINY)), tmp_path / "x.onnx", "onnx", input_shape=(3, 8, 8))
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "x.onnx")
+    images = torch.randn(2, 3, 8, 8).numpy()
+    logits, doubled = session.run(["logits", "doubled"], {"images": images})
+    assert (doubled == 2 * logits).all()
+
+
+@needs_onnx
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    hint = r"\.venv/bin/pip install --editable '\.\[export\]'"
+    with pytest.raises(UserError, match=f"needs the package onnxscript: {hint}"):
+        export(random_network(**TINY), tmp_path / "x.onnx", "onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,21 +1,29 @@
-"""CaiT and timm's networks as timm reads them."""
+"""What writes a network for timm, torch.export and ONNX, and reads it back with timm, torch and ONNX Runtime."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models import save_for_hf
-from torch import nn
+from torch import Tensor, nn
 
 from cait.data.transforms import CROP_MODES
-from cait.errors import UserError
+from cait.errors import UserError, to_install
 from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig, variant_config
 
+Forward = Callable[[Tensor], Tensor]
+"""Images [B, C, S, S] to logits [B, num_classes]."""
 TIMM_FIELDS = (
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
     *("mlp_ratio", "qkv_bias"),
@@ -64,3 +72,61 @@ def _arguments(entry: str, config: CaiTConfig) -> dict[str, Any]:
     if "mlp_ratio" in differ:
         differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
     return differ
+
+
+def write_torch_export(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+    """Write a network for `torch.export.load`; the metadata are "metadata.json" among the `extra_files`."""
+    with quiet():
+        program = torch.export.export(model, **example(shape), strict=False)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)
+        data = io.BytesIO()  # torch would end the process on a full disk
+        torch.export.save(program, data, extra_files={"metadata.json": json.dumps(metadata)})
+        path.write_bytes(data.getvalue())
+        return torch.export.load(path).module()
+
+
+def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+    """Write a network that takes "images" [B, C, S, S] of any B.
+
+    It gives "logits" [B, num_classes], or the outputs that its attribute `output_names` names, "logits" first. The
+    metadata become the file's `metadata_props`, as JSON where they are no text.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"ONNX needs the package {error.name}: {to_install('[export]')}") from error
+    with quiet():
+        program: Any = torch.onnx.export(
+            model,
+            **example(shape),
+            input_names=["images"],
+            output_names=getattr(model, "output_names", ["logits"]),
+            dynamo=True,
+            verbose=False,
+        )
+        for name, value in metadata.items():
+            program.model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
+        for node in program.model.graph.all_nodes():
+            node.metadata_props.clear()  # where each line of the source lies on this machine
+        program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def read(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+    return read
+
+
+def example(shape: Sequence[int]) -> dict[str, Any]:
+    """The exporters trace the network with two images, which stand for any number."""
+    return dict(args=(torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the exporters' warnings and progress: a user can do nothing about them."""
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        yield

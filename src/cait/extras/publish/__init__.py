@@ -1,0 +1,14 @@
+"""Share a run: its network for timm, the Hugging Face Hub, torch.export or ONNX, and its model card."""
+
+from cait.plugins import Verb
+
+VERBS = {
+    "card": Verb(
+        "cait.extras.publish.card:card",
+        "write a run's model card for the Hugging Face Hub: cait card NAME\n[OWNER/NAME], which adds timm's files",
+    ),
+    "export": Verb(
+        "cait.extras.publish.exporting:export_run",
+        "write a run's network for other programs: cait export NAME\n[--format timm|torch_export|onnx] [--output PATH]",
+    ),
+}
