@@ -9,7 +9,6 @@ from torchvision.datasets import ImageNet
 
 from cait import disk
 from cait.errors import UserError, one_line
-from cait.file_lock import file_lock
 
 SPLITS = ("train", "val")
 
@@ -26,7 +25,7 @@ def unpack(root: Path) -> None:
     """
     if all((root / split).is_dir() for split in SPLITS):
         return
-    with file_lock(root / ".unpacking.lock"):
+    with disk.file_lock(root / ".unpacking.lock"):
         for split in SPLITS:
             if not (root / split).is_dir():
                 _unpack_whole(root.absolute(), split)
