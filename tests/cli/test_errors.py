@@ -79,6 +79,7 @@ VERBS = {
     "resume broken": "logs/broken/config.yaml is not YAML at line 2",
     "resume new": "logs/new/config.yaml is missing",
     "eval broken": "logs/broken/config.yaml is not YAML at line 2",
+    "resume changed --trust-config": "error: logs/changed/config.yaml: --trainer.max_epochs: Expected a <class 'int'>",
     "eval new": "nothing to score",
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",
 }
@@ -110,6 +111,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     run = folder / "logs/broken"
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text("model: {\n")
+    (folder / "logs/changed").mkdir()
+    (folder / "logs/changed/config.yaml").write_text("trainer: {max_epochs: many}")
     for name in ("last.ckpt", "best.ckpt"):
         with (run / "checkpoints" / name).open("wb") as file:
             np.savez(file, empty=0)  # a whole zip file, which is all that is looked at before the configuration

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,13 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
 
 def _file_with(key: str, arguments: list[str]) -> str:
     """The last configuration that sets the key, as "mine.yaml: "; empty if an option does, or none."""
-    names = [name.rstrip("+") for name, _ in configurations.options(arguments)]
-    if not any(f"{name}.".startswith(f"{key}.") for name in names):
+
+    def is_among(names: Iterable[str]) -> bool:
+        return any(f"{name.rstrip('+')}.".startswith(f"{key}.") for name in names)
+
+    if not is_among(name for name, _ in configurations.options(arguments)):
         for file in reversed(configurations.config_files(arguments)):
-            if any(f"{name}.".startswith(f"{key}.") for name in flatten(configurations.settings(file))):
+            if is_among(flatten(configurations.settings(file))):
                 return f"{file}: "
     return ""
 
