@@ -1,14 +1,20 @@
-"""Files that are whole after a kill, and tables of images as people save them."""
+"""Files that are whole after a kill, locks, and tables of images as people save them."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from cait import disk
 from cait.errors import UserError
+from cait.guards.run_lock import RunLock
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,45 @@ def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
             disk.check_output(place)
     disk.check_output(tmp_path / "new/file")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_one_process_at_a_time_and_who_waits_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "some/.lock"
+    monkeypatch.setattr(disk, "QUIET", 0.1)
+    place.parent.mkdir()
+    held = disk.acquire_lock(place, 0)
+    with pytest.raises(TimeoutError):
+        disk.acquire_lock(place, 0.1)
+    tell = disk.tell
+
+    def tell_and_let_go(line: str) -> None:
+        tell(line)
+        held.release()
+
+    monkeypatch.setattr(disk, "tell", tell_and_let_go)
+    with disk.file_lock(place), pytest.raises(TimeoutError):
+        FileLock(place).acquire(timeout=0)
+    assert capsys.readouterr().err == f"waiting for {place}, which another process holds\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP], ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_used_and_named(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    RunLock(tmp_path / "run").release()
+    with disk.file_lock(tmp_path / ".lock"):
+        pass
+    assert capsys.readouterr().err.count("no locks on the file system of ") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_where_no_file_can_be_made_nobody_waits() -> None:
+    told = r"cannot lock /proc/\.a\.lock, so nothing can be put into /proc"
+    with pytest.raises(UserError, match=told), disk.file_lock(Path("/proc/.a.lock")):
+        pass

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from cait import disk
 from cait.errors import UserError, one_line, to_install
-from cait.file_lock import file_lock
 from contrib.shards import INDEX
 
 ATTEMPTS_AT_FIRST, ATTEMPTS = 3, 8
@@ -78,7 +77,7 @@ class Bucket:
         """Read from the cache; a missing file is put there first."""
         path = self.folder / piece.name
         if (data := _cached(path, start, size)) is None:
-            with file_lock(path.with_suffix(".lock")):
+            with disk.file_lock(path.with_suffix(".lock")):
                 if (data := _cached(path, start, size)) is None:  # otherwise another process has fetched it meanwhile
                     data = self._download(piece, path)[start : start + size]
         return data
@@ -126,7 +125,7 @@ class Bucket:
 
     def _keep(self, data: bytes, path: Path) -> None:
         """Put a file into the cache, and make room for it. One process at a time does."""
-        with file_lock(self.cache_dir / ".lock"):
+        with disk.file_lock(self.cache_dir / ".lock"):
             self._make_room(len(data))
             part = path.with_suffix(".part")
             part.write_bytes(data)

@@ -26,7 +26,6 @@ from cait.data.dataset import Samples
 from cait.data.reading import UnreadableImageError, open_bytes
 from cait.data.source import DataSource
 from cait.errors import UserError
-from cait.file_lock import file_lock
 from contrib.shards import INDEX, PLAN
 from contrib.shards.pixels import Pixels, as_png
 from contrib.shards.source import TABLE, VERSION, chunk_name
@@ -81,7 +80,7 @@ def make(
     head |= {"pixels": pixels.used()} if pixels else {}
     digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
     _check_empty(out)
-    with file_lock(out.parent / f".{out.name}.lock"):
+    with disk.file_lock(out.parent / f".{out.name}.lock"):
         _start_writing(out, json.dumps({**head, "splits": splits, "names": digests}))
         chunks = Chunks(sets, out, images, pixels)
         yield from DataLoader(chunks, None, num_workers=workers, worker_init_fn=_die_with_parent)

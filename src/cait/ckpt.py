@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         disk.open_file(path).close()  # a pipe would wait
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
-    except (OSError, UserError):
+    except UserError:
         raise
+    except OSError as error:  # other machines of the run may be able to read it
+        raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
     disk.check_shape(checkpoint, FIELDS, path)

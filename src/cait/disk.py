@@ -1,8 +1,9 @@
-"""Files that are whole after a kill at any moment: the old one or the new one."""
+"""Files that are whole after a kill at any moment, the old one or the new one; locks on files."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -12,15 +13,22 @@ from io import TextIOWrapper
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cait.errors import UserError, one_line, printable
+from cait.errors import UserError, one_line, printable, tell
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
 
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
+QUIET = 20.0
+"""Seconds to wait for a lock before a line says for which."""
 
 
 def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
@@ -178,10 +186,7 @@ def _check_cells(row: dict[Any, Any], where: str) -> None:
 
 def is_text(name: str) -> bool:
     """Whether a name from the disk is UTF-8."""
-    with suppress(UnicodeEncodeError):
-        name.encode()
-        return True
-    return False
+    return name == name.encode(errors="replace").decode()
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
@@ -220,3 +225,41 @@ def clear_scratch(folder: Path) -> None:
     for path in list(folder.rglob(".*.tmp")):
         with suppress(OSError):  # a process that has lost process 0 may still write there
             remove(path)
+
+
+def acquire_lock(path: Path, seconds: float) -> BaseFileLock:
+    """Lock the file `path` until the lock's `release`, or until this process ends, however it ends.
+
+    It works between the processes of a machine, and over a shared file system that has locks. Where there are none, a
+    line says so, and it is up to the user that only one process does the work. Raises filelock's Timeout if another
+    process has held it for so many seconds; -1 waits for ever.
+    """
+    from filelock import FileLock  # it takes a tenth of a second to import
+
+    path.open("ab").close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=seconds)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        tell(f"no locks on the file system of {path.parent}: see to it that only one process works there")
+    return lock
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Wait for the lock on the file `path`, then hold it. After some seconds a line says that this process waits."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = acquire_lock(path, QUIET)
+        except TimeoutError:
+            tell(f"waiting for {path}, which another process holds")
+            lock = acquire_lock(path, -1)
+    except OSError as error:
+        raise UserError(f"cannot lock {path}, so nothing can be put into {path.parent}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from cait import IS_INSTALLED
@@ -68,6 +69,12 @@ def printable(text: str) -> str:
     """
     text = os.fsencode(text).decode(errors="replace")
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def tell(line: str) -> None:
+    """Say something on the side: what a verb prints may be read by a program."""
+    with suppress(OSError, ValueError):  # the terminal or the reader has gone
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def console(**settings: Any) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cait import disk
 from cait.errors import UserError
-from cait.file_lock import file_lock
 
 MARK = "# signed "
 """Begins the last line of a configuration; a digest follows."""
@@ -61,7 +60,7 @@ def _new_key() -> bytes:
     """Make a key where there is no file of one. Of two processes that do so at once, the second takes the first's."""
     with suppress(OSError, RuntimeError, UserError):  # nothing can be written there
         path = _path()
-        with file_lock(path.with_name("lock")):
+        with disk.file_lock(path.with_name("lock")):
             if not path.exists():
                 with disk.whole(path) as beside:
                     beside.touch(0o600)

@@ -48,6 +48,7 @@ OPTIONS = {
     "--model.fields.embed_dim 1000000000000": "out of memory",
     "--ckpt_path no.ckpt": "no.ckpt does not exist",
     "--ckpt_path notes.txt": "not a whole checkpoint",
+    "--ckpt_path data": "cannot read data on ",
     "--run_name a/b": "not a path",
     "--run_name taken": "cannot use logs/taken",
     "--trainer.max_epochs 0": "--trainer.max_epochs 0: a run cannot train with it",
@@ -66,8 +67,8 @@ CONFIGS = {
     "word.yaml": "word.yaml is not a configuration: it holds no settings",
     "bytes.yaml": "no text",
     "twice.yaml": "twice",
-    "key.yaml": "there is no setting trainer.max_epoch; did you mean --trainer.max_epochs?",
-    "type.yaml": "--trainer.max_epochs: Expected a <class 'int'>; Given value: many",
+    "key.yaml": "error: key.yaml: there is no setting trainer.max_epoch; did you mean --trainer.max_epochs?",
+    "type.yaml": "error: type.yaml: --trainer.max_epochs: Expected a <class 'int'>; Given value: many",
     "linked.yaml": "linked.yaml: model.num_classes cannot be set: it is the number of the data's classes",
 }
 VERBS = {
@@ -78,6 +79,7 @@ VERBS = {
     "resume broken": "logs/broken/config.yaml is not YAML at line 2",
     "resume new": "logs/new/config.yaml is missing",
     "eval broken": "logs/broken/config.yaml is not YAML at line 2",
+    "resume changed --trust-config": "error: logs/changed/config.yaml: --trainer.max_epochs: Expected a <class 'int'>",
     "eval new": "nothing to score",
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",
 }
@@ -86,6 +88,10 @@ if not torch.accelerator.is_available():
 ROWS = [
     *(([*FIT, *option.split(" ")], words) for option, words in OPTIONS.items()),
     *((["fit", "--config", file], words) for file, words in CONFIGS.items()),
+    # Of several files the line names the one that has it, and none where an option has it too.
+    ([*FIT, "--config", "key.yaml"], CONFIGS["key.yaml"]),
+    ([*FIT, "--config", "type.yaml", "--config", "trainer/cpu.yaml"], CONFIGS["type.yaml"]),
+    ([*FIT, "--config", "type.yaml", "--trainer.max_epochs=few"], "error: --trainer.max_epochs: Expected"),
     *((line.split(" "), words) for line, words in VERBS.items()),
 ]
 
@@ -105,6 +111,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     run = folder / "logs/broken"
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text("model: {\n")
+    (folder / "logs/changed").mkdir()
+    (folder / "logs/changed/config.yaml").write_text("trainer: {max_epochs: many}")
     for name in ("last.ckpt", "best.ckpt"):
         with (run / "checkpoints" / name).open("wb") as file:
             np.savez(file, empty=0)  # a whole zip file, which is all that is looked at before the configuration

@@ -31,8 +31,8 @@ from cait.data.folder import Splits
 from cait.data.loader import TrainBatchSampler
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
+from cait.disk import file_lock
 from cait.errors import UserError
-from cait.file_lock import file_lock
 from contrib.shards import Shards, bucket, writer
 from contrib.shards.bucket import Bucket, Piece
 from contrib.shards.order import Windowed

@@ -150,7 +150,8 @@ class CaiTCLI(LightningCLI):
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            raise UserError(refusals.explain(str(error), VERBS[self.arguments[0]], self._known())) from error
+            verb = VERBS[self.arguments[0]]
+            raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
             refusals.check_callbacks(self.config.fit.trainer.callbacks)

@@ -15,7 +15,6 @@ from cait.run import rundir
 from cait.settings import group
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
-AVERAGE = ", moving average"
 
 
 class Loaded(NamedTuple):
@@ -139,7 +138,7 @@ def from_checkpoint(
     except TypeError as error:
         source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
-    about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
+    about = f"{path}{', moving average' if ema else ''}, step {checkpoint['global_step']:,}"
     names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 

@@ -33,13 +33,8 @@ class Options(argparse.ArgumentParser):
 
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
-        self.add_argument(
-            TRUST,
-            "--trust_config",
-            action="store_true",
-            dest="trusted",
-            help="run what a run names that this account has not signed",
-        )
+        told = "run what a run names that this account has not signed"
+        self.add_argument(TRUST, "--trust_config", action="store_true", dest="trusted", help=told)
 
     def add_weights(self) -> None:
         """Take --raw or --ema, as `ema`: False or True, or None for the moving average of a run that keeps one."""

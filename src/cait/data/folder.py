@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cait import disk
 from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images
-from cait.errors import UserError, printable, to_install
-from cait.file_lock import tell
+from cait.errors import UserError, printable, tell, to_install
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 TRAIN_NAMES = ("train", "training")

@@ -18,8 +18,7 @@ import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
 from cait.disk import TABLE, open_file
-from cait.errors import UserError
-from cait.file_lock import tell
+from cait.errors import UserError, tell
 from cait.settings import check_at_least
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.

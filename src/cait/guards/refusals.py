@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
-from cait.guards.configurations import LINKED
+from cait.guards import configurations
+from cait.settings import flatten
 
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
@@ -80,14 +81,14 @@ def in_restoring(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def explain(message: str, verb: str, known: list[str]) -> str:
+def explain(message: str, verb: str, arguments: list[str], known: list[str]) -> str:
     """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
     if found := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
-        return f"there is no setting {found[1]}{_hint(found[1], verb, known)}"
+        return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{_hint(found[1], verb, known)}"
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
-        return f"{found[1]} cannot be set: {LINKED.get(found[1], 'it follows another setting')}"
+        return f"{found[1]} cannot be set: {configurations.LINKED.get(found[1], 'it follows another setting')}"
     if found := re.match(r'Parser key "(.+?)":', message):
-        return f"--{found[1]}: {_shortened(message[found.end() :])}"
+        return f"{_file_with(found[1], arguments)}--{found[1]}: {_shortened(message[found.end() :])}"
     return one_line(message)
 
 
@@ -102,6 +103,19 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
     if same := [f"--{name}" for name in known if name.endswith(f".{word.replace('-', '_')}")]:
         return f"; did you mean {' or '.join(same)}?"
     return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
+
+
+def _file_with(key: str, arguments: list[str]) -> str:
+    """The last configuration that sets the key, as "mine.yaml: "; empty if an option does, or none."""
+
+    def is_among(names: Iterable[str]) -> bool:
+        return any(f"{name.rstrip('+')}.".startswith(f"{key}.") for name in names)
+
+    if not is_among(name for name, _ in configurations.options(arguments)):
+        for file in reversed(configurations.config_files(arguments)):
+            if is_among(flatten(configurations.settings(file))):
+                return f"{file}: "
+    return ""
 
 
 def check_settings(given: Any) -> None:

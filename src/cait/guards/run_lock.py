@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait import disk
 from cait.errors import UserError
-from cait.file_lock import acquire
 from cait.run.rundir import FINISHED, LOCK
 
 PATIENCE = 2.0
@@ -30,7 +29,7 @@ class RunLock(Callback):
         run_dir.mkdir(parents=True, exist_ok=True)
         disk.check_inside(run_dir)
         try:
-            self._lock = acquire(run_dir / LOCK, PATIENCE)
+            self._lock = disk.acquire_lock(run_dir / LOCK, PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
         self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import zipfile
 from collections.abc import Callable
@@ -49,12 +48,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             self.error = f"cannot write {path}: {disk.cause_of(error)}"
             beside.unlink(missing_ok=True)
-
-    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        try:
-            return super().load_checkpoint(path, *arguments, **settings)
-        except OSError as error:  # others may be able to read it
-            raise UserError(f"{socket.gethostname()} cannot read {path}: {error.strerror or error}") from error
 
 
 def is_whole(path: Path) -> bool:

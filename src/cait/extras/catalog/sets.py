@@ -18,9 +18,9 @@ from torchvision.datasets.utils import verify_str_arg
 
 from cait import disk
 from cait.data.dataset import MapSamples
+from cait.disk import file_lock
 from cait.errors import UserError, one_line, to_install
 from cait.extras.catalog import Catalog
-from cait.file_lock import file_lock
 
 TORCHVISION: dict[str, Any] = {
     "torch/cifar10": datasets.CIFAR10,

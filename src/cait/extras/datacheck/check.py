@@ -17,8 +17,7 @@ from cait.data.folder import FolderSource, abbreviate, not_listed
 from cait.data.listing import BESIDE, BROKEN, OTHER, Files
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
-from cait.errors import UserError
-from cait.file_lock import tell
+from cait.errors import UserError, tell
 from cait.run.program import Program
 
 FAULTS = (BESIDE, BROKEN, OTHER)

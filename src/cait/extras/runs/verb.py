@@ -10,10 +10,9 @@ from typing import Any
 
 from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError, one_line, table_console, to_type
+from cait.errors import UserError, one_line, table_console, tell, to_type
 from cait.extras import curves
 from cait.extras.words import network_name
-from cait.file_lock import tell
 from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program

@@ -12,11 +12,11 @@ from filelock import BaseFileLock, Timeout
 from optuna import Study, Trial
 from optuna.trial import FrozenTrial, TrialState
 
+from cait.disk import acquire_lock, file_lock
 from cait.errors import DISK_FULL, UserError
 from cait.extras import curves
 from cait.extras.runner import failure, train_run
 from cait.extras.sweep.search_space import SearchSpace
-from cait.file_lock import acquire, file_lock
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -105,7 +105,7 @@ class Sweep:
         folder = trial_folder(self.folder, number)
         folder.mkdir(exist_ok=True)
         with suppress(Timeout):
-            self._held = acquire(folder / LOCK, 0)
+            self._held = acquire_lock(folder / LOCK, 0)
             return True
         return False
 
