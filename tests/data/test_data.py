@@ -220,6 +220,11 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
         ("a/1.png a/2.png K\udce4se/1.png K\udce4se/2.png", {}, "the class folder .*K�se is not UTF-8: rename it"),
         ("train/a/1.png val/a/2.png", {}, "train holds 1 class folder.*, at least 2 are needed"),
         ("train/a/1.png train/b/1.png", {}, "val does not exist; validation images belong in"),
+        (
+            TWO_FOLDERS.replace("train", "Trn"),
+            {},
+            "has val, and no train; training images belong in {root}/train",
+        ),
         ("a/1.png a/2.png b/1.txt", {}, "no images in the class folder {root}/b; left out: other files"),
         ("a/1.png a/2.png b/1.png", {}, "b/1.png is the only image of its class; two are needed to hold one out"),
         ("", {}, "photos:v2 does not exist; name yours with --data.root"),

@@ -81,6 +81,9 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
+        if train is None and val is not None and class_folders(val):
+            remedy = f"training images belong in {root / splits.train_split}/<class>/"
+            raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
         if train is None:
             return root, None
         others = [root / name for name in class_folders(root) if root / name not in (train, val)]
