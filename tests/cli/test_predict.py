@@ -133,7 +133,7 @@ def test_a_folder_is_searched_as_in_training(
 ) -> None:
     """Links are followed, each folder is listed once, and broken links are counted."""
     monkeypatch.chdir(tmp_path)
-    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "store/4.png", "store/5.png"):
+    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "d/a/@eaDir/3.png", "store/4.png", "store/5.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(name)
     for link, target in {"a/again": ".", "a/back": "..", "b": "../store", "c": "gone"}.items():

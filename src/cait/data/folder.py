@@ -208,8 +208,7 @@ def class_folders(folder: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in entries(folder)[0]:
-        is_copy = name == "__MACOSX"  # in archives that macOS has made
-        if not is_copy and found.setdefault(composed(name), name) != name:
+        if found.setdefault(composed(name), name) != name:
             raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
     return dict(sorted(found.items()))
 
