@@ -165,6 +165,7 @@ def test_a_wrong_table_is_refused_in_a_line(here: Path, text: str, words: str) -
     with pytest.raises(UserError) as refused:
         _ = source.class_names, source.train
     assert words in str(refused.value)
+        (f"path,label,\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
     assert "\n" not in str(refused.value)
 
 
