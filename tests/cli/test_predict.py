@@ -117,7 +117,7 @@ def test_names_come_from_files_and_standard_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = "images/some more/0.jpg", "images/some more/2.png"
-    names = f"{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")
+    names = f"\ufeff{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(names)))
     main(["predict", "logs/mixed", one, "-", "--format=jsonl", "--raw"])
     rows = lines(capsys.readouterr().out)
