@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -134,10 +135,11 @@ class AnnotatedSource(FolderSource):
             learned, held_out = hold_out(Files(pool), self.splits.val_fraction)
             return [*learned], [*held_out]
         wanted = max(2, round(1 / self.splits.val_fraction))
-        groups = len({self._groups[path] for path, _ in pool}) if self._groups else wanted
-        folds = max(2, min(wanted, groups))
+        groups = {self._groups.get(path, path) for path, _ in pool}
+        largest = len(pool) if self.asked.multi_label else max(Counter(label for _, label in pool).values())
+        folds = max(2, min(wanted, len(groups), largest))  # scikit-learn takes no more
         if folds < wanted:
-            rank_zero_info(f"{self.asked.labels} has too few groups: 1 of {folds} is held out")
+            rank_zero_info(f"{self.asked.labels} has too few groups or images: 1 of {folds} is held out")
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):

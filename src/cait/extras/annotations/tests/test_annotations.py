@@ -116,7 +116,7 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, caplo
     source = open_source("data/digits", labels=table)
     of = {path: group for path, _, group in rows}
     _ = source.val
-    assert ("few.csv has too few groups: 1 of 2 is held out" in caplog.text) is (groups == 2)
+    assert ("few.csv has too few groups or images: 1 of 2 is held out" in caplog.text) is (groups == 2)
     learn, held = ({of[path] for path in below(samples)} for samples in (source.train, source.val))
     assert not learn & held
     assert len(held) == max(1, groups // 10)
@@ -124,6 +124,16 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, caplo
     listed = write("validation.csv", "path", [(path,) for path in below(source.val)])
     again = open_source("data/digits", labels=table, val_list=listed)
     assert [below(again.train), below(again.val)] == [below(source.train), below(source.val)]
+
+
+@pytest.mark.parametrize(("several", "each"), [(False, 6), (True, 1)])
+def test_some_are_held_out_of_few_images(several: bool, each: int, here: Path) -> None:
+    """Where each class has fewer images than the folds of a tenth, or the whole table has."""
+    digits = {digit: [path for path in images() if Path(path).parent.name == digit][:each] for digit in "01234"}
+    rows = [(path, digit, path) for digit, paths in digits.items() for path in paths]
+    rows += [(path, "0;1;2;3;4", path) for path in images()[-3:]] if several else []
+    source = open_source("data/digits", labels=write("t.csv", "path,label,group", rows), multi_label=several)
+    assert 0 < len(source.val) < len(source.train)
 
 
 def test_names_composed_otherwise_are_found(tmp_path: Path) -> None:
