@@ -115,14 +115,15 @@ class AnnotatedSource(FolderSource):
         train, val = self._of_split("train"), self._of_split("val")
         pool = sorted([*train, *val])
         if self.holds_out_all:
-            return Files(pool), Files(pool)
+            held = Files(pool or self._of_split("test"))
+            return held, held
         if self.val_list:
             listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
             paths = {path for path, _ in listed}
             train, val = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
         elif self.asked.folds:
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
-        elif not val:
+        elif train and not val:
             train, val = self._hold_out(pool)
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
