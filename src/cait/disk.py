@@ -164,6 +164,8 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
             reader = csv.DictReader(file, strict=True, restval="")
             columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or []]
+            while columns and not columns[-1]:  # what lies below has no column
+                columns.pop()
             if "path" not in columns:
                 has = printable(", ".join(columns)) or "none"
                 raise UserError(f"{name} has no column `path`, it has {has}; save the table as CSV in UTF-8")

@@ -6,16 +6,21 @@ import json
 import re
 import shutil
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
 import scored
 import torch
 from harness import LIMIT, start
+from PIL import Image
 from scored import NAMES, TWO, logits_of
 
 from cait import plugins
 from cait.cli import main
+from cait.cli.evaluate import _holds_out
+from cait.data.folder import FolderSource, Splits
+from cait.run import rundir
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,25 @@ def test_all_images_of_another_folder_are_scored(inside: Path, evaluated: dict) 
     for root, count in (("named", len(list(Path("v2").glob("*/*.jpeg")))), (str(Path("data").absolute()), 300)):
         main(["eval", "mine", f"--data.root={root}", "--data.num_workers=0", "--output=other.json"])
         assert json.loads(Path("other.json").read_text())["raw"]["images"] == count
+    for weights in ("--ckpt_path", "--model.weights"):
+        given = ["--config=logs/mine/config.yaml", f"{weights}=logs/mine/checkpoints/best.ckpt", "--output=bare.json"]
+        main(["eval", *given, "--data.root=named", "--data.num_workers=0"])
+        named = len(list(Path("named").glob("*/*.jpeg")))
+        assert json.loads(Path("bare.json").read_text())["raw"]["images"] == named
+
+
+def test_a_copy_is_known_however_its_names_are_composed(tmp_path: Path) -> None:
+    names = [f"{kind}/\u00e9 {number}.png" for kind in "ab" for number in range(12)]
+    for name in names:
+        path = tmp_path / "copy" / unicodedata.normalize("NFD", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    source = FolderSource(Splits(str(tmp_path / "copy")))
+    held = [path.removeprefix(f"{tmp_path}/copy/") for path, _ in source.val]
+    (tmp_path / rundir.VALIDATION).write_text(unicodedata.normalize("NFC", "\n".join(["path", *held])))
+    assert _holds_out(tmp_path, source)
+    (tmp_path / rundir.VALIDATION).write_text("path\na/1.png\n")
+    assert not _holds_out(tmp_path, source)
 
 
 def test_a_folder_with_the_names_that_a_run_has_held_out_is_another(inside: Path, evaluated: dict) -> None:

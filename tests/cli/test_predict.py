@@ -117,7 +117,7 @@ def test_names_come_from_files_and_standard_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = "images/some more/0.jpg", "images/some more/2.png"
-    names = f"{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")
+    names = f"\ufeff{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(names)))
     main(["predict", "logs/mixed", one, "-", "--format=jsonl", "--raw"])
     rows = lines(capsys.readouterr().out)
@@ -133,7 +133,7 @@ def test_a_folder_is_searched_as_in_training(
 ) -> None:
     """Links are followed, each folder is listed once, and broken links are counted."""
     monkeypatch.chdir(tmp_path)
-    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "store/4.png", "store/5.png"):
+    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "d/a/@eaDir/3.png", "store/4.png", "store/5.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(name)
     for link, target in {"a/again": ".", "a/back": "..", "b": "../store", "c": "gone"}.items():

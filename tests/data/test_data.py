@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
@@ -215,6 +216,11 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
         ("a/1.png a/2.png K\udce4se/1.png K\udce4se/2.png", {}, "the class folder .*K�se is not UTF-8: rename it"),
         ("train/a/1.png val/a/2.png", {}, "train holds 1 class folder.*, at least 2 are needed"),
         ("train/a/1.png train/b/1.png", {}, "val does not exist; validation images belong in"),
+        (
+            TWO_FOLDERS.replace("train", "Trn"),
+            {},
+            "has val, and no train; training images belong in {root}/train",
+        ),
         ("a/1.png a/2.png b/1.txt", {}, "no images in the class folder {root}/b; left out: other files"),
         ("a/1.png a/2.png b/1.png", {}, "b/1.png is the only image of its class; two are needed to hold one out"),
         ("", {}, "photos:v2 does not exist; name yours with --data.root"),
@@ -263,6 +269,27 @@ def test_grey_of_more_than_eight_bits_is_scaled_or_refused(
             load_rgb(path)
     else:
         assert np.array_equal(np.asarray(load_rgb(path))[..., 1], expected)
+
+
+@pytest.mark.parametrize("pixels", [(65535 * FLOATS).astype(np.uint16), FLOATS])
+def test_tiff_files_whose_white_is_zero_are_turned(pixels: np.ndarray, tmp_path: Path) -> None:
+    found = []
+    for kind in ("minisblack", "miniswhite"):
+        tifffile.imwrite(tmp_path / kind, pixels, photometric=kind)
+        found.append(np.asarray(load_rgb(tmp_path / kind)))
+    assert np.array_equal(found[1], 255 - found[0])
+
+
+def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
+    deep = (257 * np.arange(192, dtype=np.uint16)).reshape(3, 8, 8)
+    how: Any = dict(photometric="rgb", planarconfig="separate")
+    tifffile.imwrite(tmp_path / "good.tif", deep, compression="zlib", **how)
+    assert np.array_equal(np.asarray(load_rgb(tmp_path / "good.tif")), np.moveaxis(deep >> 8, 0, -1))
+    tifffile.imwrite(tmp_path / "x.tif", deep, **how)
+    with pytest.raises(UserError, match="lie one after the other"):
+        load_rgb(tmp_path / "x.tif")
+    with pytest.raises(UserError, match="which is white"):
+        load_rgb(Image.fromarray(np.zeros((8, 8), np.int32)))
 
 
 def wide_png(width: int, height: int) -> bytes:

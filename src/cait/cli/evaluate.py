@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
-from cait.data.folder import FolderSource
+from cait.data.folder import FolderSource, composed
 from cait.errors import UserError, console
 from cait.guards import configurations, trust
 from cait.run import rundir
@@ -80,7 +81,8 @@ def evaluate(arguments: list[str], program: Program) -> None:
         settings = replaced("eval", given, program)
     else:
         folder, given = split_run("eval", given)
-        settings = [*_settings_of(folder, given, program.processes.several()), *given]
+        with trust.only_own(trusted):
+            settings = [*_settings_of(folder, given, program.processes.several()), *given]
     from cait.cli.lightning import CaiTCLI
 
     class ScoringCLI(CaiTCLI):
@@ -107,15 +109,25 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
     if not launched:
         settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
-    root = options.get("data.root")  # this or the run's own, which may have grown since
-    if held_out.is_file() and "data.val_list" not in options and (root is None or _is_root_of(folder, root)):
-        settings.append(f"--data.val_list={held_out}")
+    if held_out.is_file() and "data.val_list" not in options:
+        own = saved.data_settings(folder)
+        root, labels = options.get("data.root") or own.get("root", ""), options.get("data.labels") or "null"
+        # Either may have grown since, or the table be a corrected one of the same images.
+        is_other = labels not in ("null", own.get("labels")) and not _paths(held_out, root) <= _paths(labels, root)
+        if _same(root, own.get("root")) and not is_other:
+            settings.append(f"--data.val_list={held_out}")
     return settings
 
 
-def _is_root_of(folder: Path, root: str | Path) -> bool:
-    """Whether a run has trained on this folder."""
-    return os.path.realpath(root) == os.path.realpath(saved.data_settings(folder).get("root", ""))
+def _same(path: str | Path | None, other: str | Path | None) -> bool:
+    """Whether both are the same file or folder, or none."""
+    return path == other if None in (path, other) else os.path.realpath(str(path)) == os.path.realpath(str(other))
+
+
+def _paths(table: str | Path, root: str | Path) -> set[str]:
+    """The images of a table, below `root`, however their names are composed."""
+    rows = disk.read_csv(Path(table), str(table))
+    return {composed(os.path.abspath(os.path.join(root, row["path"]))) for _, row in rows}
 
 
 class Scoring:
@@ -153,21 +165,17 @@ class Scoring:
                 scorer.show(result)
 
     def _choose_images(self) -> None:
-        """Score all images of another folder than the run's: its training has seen none of them."""
-        source = self.data.source
-        if self.folder is None or not isinstance(source, FolderSource) or self.config.data.val_list is not None:
+        """Score all images of another folder, or table, than the run's: its training has seen none of them."""
+        source, data, model = self.data.source, self.config.data, self.config.model
+        if not isinstance(source, FolderSource) or not source.holds_out or data.val_list is not None:
             return
-        if source.holds_out and not _is_root_of(self.folder, self.data.root) and not self._holds_out(source):
+        if folder := self.folder or _run_with(self.config.ckpt_path or model.weights):
+            own = saved.data_settings(folder)
+            is_own = _same(self.data.root, own.get("root")) and _same(data.get("labels"), own.get("labels"))
+            if not is_own and not _holds_out(folder, source):
+                source.hold_out_all()
+        elif model.pretrained:
             source.hold_out_all()
-
-    def _holds_out(self, source: FolderSource) -> bool:
-        """Whether the run has held out just the images that `source` holds out, as of a copy of its own folder."""
-        assert self.folder is not None
-        held_out, start = self.folder / rundir.VALIDATION, len(str(source.root)) + 1
-        if not held_out.is_file():
-            return False
-        listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
-        return listed == {path[start:] for path, _ in source.val}
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
@@ -216,6 +224,21 @@ class Scoring:
             *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
             Row("images", "{:,}", ("images",)),
         ]
+
+
+def _run_with(file: str | None) -> Path | None:
+    """The folder of the run in which a checkpoint lies, if it does."""
+    folder = Path(file or "").absolute().parent.parent
+    return folder if file and (folder / rundir.CONFIG).is_file() else None
+
+
+def _holds_out(folder: Path, source: FolderSource) -> bool:
+    """Whether a run has held out just the images that `source` holds out, as of a copy of its own folder."""
+    held_out = folder / rundir.VALIDATION
+    with suppress(UserError):  # there is nothing to train on, or not of each class
+        held = {composed(os.path.abspath(path)) for path, _ in source.val}
+        return held_out.is_file() and _paths(held_out, source.root) == held
+    return False
 
 
 def show(result: Scores, rows: Sequence[Row]) -> None:

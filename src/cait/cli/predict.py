@@ -75,7 +75,7 @@ def _paths(place: str) -> Iterable[str]:
     from cait.data.folder import scan_flat
 
     if place == "-":
-        return filter(None, os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n"))
+        return filter(None, os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff").replace("\r\n", "\n").split("\n"))
     if os.path.isdir(place):
         return (path for path, _ in scan_flat(Path(place)))
     return [place]  # a missing file gets a row too

@@ -80,6 +80,9 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
+        if train is None and val is not None and class_folders(val):
+            remedy = f"training images belong in {root / splits.train_split}/<class>/"
+            raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
         if train is None:
             return root, None
         others = [root / name for name in class_folders(root) if root / name not in (train, val)]
@@ -204,8 +207,7 @@ def class_folders(folder: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in entries(folder)[0]:
-        is_copy = name == "__MACOSX"  # in archives that macOS has made
-        if not is_copy and found.setdefault(composed(name), name) != name:
+        if found.setdefault(composed(name), name) != name:
             raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
     return dict(sorted(found.items()))
 

@@ -21,6 +21,8 @@ EXTENSIONS = (
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
+HIDDEN = (".", "__MACOSX", "@eaDir")
+"""How names begin that nobody gave: viewers and the archives of macOS make them, and Synology's disks."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""
@@ -68,9 +70,8 @@ class Files:
 def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
-    Links are followed, and each folder is listed once. Hidden files and folders, whose names begin with a dot, are left
-    out, because viewers put small copies there. A pipe or a broken link with the name of an image is one that cannot be
-    read.
+    Links are followed, and each folder is listed once. What is `HIDDEN` is left out, because viewers put small copies
+    there. A pipe or a broken link with the name of an image is one that cannot be read.
 
     Raises:
         UserError: a folder cannot be listed, or lies under two classes.
@@ -127,7 +128,7 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    folders, others = (sorted(name for name in names if not name.startswith(".")) for names in (folders, others))
+    folders, others = (sorted(name for name in names if not name.startswith(HIDDEN)) for names in (folders, others))
     return folders, others
 
 

@@ -170,17 +170,22 @@ def orientation(image: Image.Image) -> int:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Grey of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
-    if image.mode[0] not in "IF":
-        return image
-    tags, pixels = getattr(image, "tag_v2", {}), np.asarray(image)  # TIFF alone has tags
-    if image.mode == "I" and tags:
-        raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
+    tags = getattr(image, "tag_v2", {})  # TIFF alone has tags
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+    if image.mode[0] not in "IF":
+        is_planar = tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
+        if is_planar and bits > 8 and image.info.get("compression") == "raw":  # libtiff reads the others
+            raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "I" and image.format != "PPM":
+        raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
     grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
-    return Image.fromarray(grey.astype(np.uint8))
+    is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # Pillow turns 8 bits alone
+    return Image.fromarray((255 - grey if is_negative else grey).astype(np.uint8))
 
 
 def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:

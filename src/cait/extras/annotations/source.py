@@ -130,14 +130,15 @@ class AnnotatedSource(FolderSource):
         train, val = self._of_split("train"), self._of_split("val")
         pool = sorted([*train, *val])
         if self.holds_out_all:
-            return Files(pool), Files(pool)
+            held = Files(pool or self._of_split("test"))
+            return held, held
         if self.val_list:
             listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
             paths = {path for path, _ in listed}
             train, val = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
         elif self.asked.folds:
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
-        elif not val:
+        elif train and not val:
             train, val = self._hold_out(pool)
         if lacking := self._lacking(train):
             names = abbreviate(lacking)
@@ -150,10 +151,11 @@ class AnnotatedSource(FolderSource):
             learned, held_out = hold_out(Files(pool), self.splits.val_fraction)
             return [*learned], [*held_out]
         wanted = max(2, round(1 / self.splits.val_fraction))
-        groups = len({self._groups[path] for path, _ in pool}) if self._groups else wanted
-        folds = max(2, min(wanted, groups))
+        groups = {self._groups.get(path, path) for path, _ in pool}
+        largest = len(pool) if self.asked.multi_label else max(Counter(label for _, label in pool).values())
+        folds = max(2, min(wanted, len(groups), largest))  # scikit-learn takes no more
         if folds < wanted:
-            rank_zero_info(f"{self.asked.labels} has too few groups: 1 of {folds} is held out")
+            rank_zero_info(f"{self.asked.labels} has too few groups or images: 1 of {folds} is held out")
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
             if held and not self._lacking(train):

@@ -120,7 +120,7 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, caplo
     source = open_source("data/digits", labels=table)
     of = {path: group for path, _, group in rows}
     _ = source.val
-    assert ("few.csv has too few groups: 1 of 2 is held out" in caplog.text) is (groups == 2)
+    assert ("few.csv has too few groups or images: 1 of 2 is held out" in caplog.text) is (groups == 2)
     learn, held = ({of[path] for path in below(samples)} for samples in (source.train, source.val))
     assert not learn & held
     assert len(held) == max(1, groups // 10)
@@ -128,6 +128,16 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, caplo
     listed = write("validation.csv", "path", [(path,) for path in below(source.val)])
     again = open_source("data/digits", labels=table, val_list=listed)
     assert [below(again.train), below(again.val)] == [below(source.train), below(source.val)]
+
+
+@pytest.mark.parametrize(("several", "each"), [(False, 6), (True, 1)])
+def test_some_are_held_out_of_few_images(several: bool, each: int, here: Path) -> None:
+    """Where each class has fewer images than the folds of a tenth, or the whole table has."""
+    digits = {digit: [path for path in images() if Path(path).parent.name == digit][:each] for digit in "01234"}
+    rows = [(path, digit, path) for digit, paths in digits.items() for path in paths]
+    rows += [(path, "0;1;2;3;4", path) for path in images()[-3:]] if several else []
+    source = open_source("data/digits", labels=write("t.csv", "path,label,group", rows), multi_label=several)
+    assert 0 < len(source.val) < len(source.train)
 
 
 def test_names_composed_otherwise_are_found(tmp_path: Path) -> None:
@@ -159,6 +169,7 @@ ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
         (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
         (f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n", "training images are left of the class b"),
         (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
+        (f"path,label,\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
         (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "1 groups cannot be divided into 2 folds"),
         (f"path,label\n{ONE},a\n{TWO},K\udce4se\n", "line 3: the label K�se is not UTF-8"),
     ],
@@ -199,6 +210,12 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
     Path("labels.csv").write_text(table)
     main(["eval", "several", "--data.num_workers=0"])
     assert "test images" in capsys.readouterr().out
+    for split in ("train", "test"):  # a table of other images than were held out
+        lines = [line for line in table.splitlines() if line.lower().endswith(split)][::30]
+        Path("other.csv").write_text("\n".join(["path,label,split", *lines]))
+        main(["eval", "several", "--data.labels=other.csv", "--data.num_workers=0", "--output=other.json"])
+        assert json.loads(Path("other.json").read_text())["raw"]["images"] == len(lines)
+    capsys.readouterr()
     found = json.loads(Path("logs/several/evaluation.json").read_text())
     source = open_source("data/digits", labels="labels.csv", multi_label=True)
     assert found["raw"]["images"] == len(source.val)
