@@ -138,11 +138,16 @@ def test_what_is_typed_wrong_gets_one_line(
     assert sorted(desk.rglob("*")) == before
 
 
+OF_TASK = dict(PROCID="0", LOCALID="0", NODEID="0", NODELIST="localhost")
+
+
+@pytest.mark.parametrize("place", [{}, OF_TASK, OF_TASK | dict(STEP_ID="4294967290", STEP_NUM_TASKS="1")])
 def test_tasks_that_srun_did_not_start_are_told(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: dict[str, str], desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "4"}.items():
-        monkeypatch.setenv(name, value)
+    """In a shell of salloc, in a batch script, and in the step of one task that is an interactive shell."""
+    for name, value in (dict(JOB_ID="7", JOB_NAME="train", NTASKS="4", NTASKS_PER_NODE="4") | place).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     test_what_is_typed_wrong_gets_one_line(FIT, "SLURM", desk, monkeypatch, capfd)
 
 

@@ -113,6 +113,6 @@ def apart(tmp_path: Path, digits_root: Path, *more: str) -> tuple[str, ...]:
 def slurm_task(folder: Path, rank: int, *arguments: str) -> subprocess.Popen:
     """Start one of two tasks of a SLURM job on this machine."""
     job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
-    job |= dict(NODELIST="127.0.0.1", PROCID=str(rank), LOCALID=str(rank))
+    job |= dict(STEP_NUM_TASKS="2", NODELIST="127.0.0.1", PROCID=str(rank), LOCALID=str(rank))
     slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
     return start(folder, *arguments, env=environment() | slurm)

@@ -51,7 +51,8 @@ class Processes:
             return TorchElasticEnvironment()
         if not SLURMEnvironment.detect():
             return None
-        if "SLURM_PROCID" not in os.environ and os.environ["SLURM_NTASKS"] != "1":
+        # A batch script has SLURM_PROCID 0 too, and an interactive shell may be a step of one task.
+        if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != os.environ["SLURM_NTASKS"]:
             raise UserError("SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS")
         try:
             return SLURMEnvironment(auto_requeue=False)  # Lightning would have SLURM save and requeue by itself
