@@ -173,6 +173,10 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         (["--trainer.callbacks+=my_parts.NoSuch"], "my_parts.NoSuch"),
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
         (["--trainer.logger=CometLogger"], "comet"),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"],
+            "--trainer.callbacks EarlyStopping: the largest val/acc1 is the best, give it mode max",
+        ),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
         (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
