@@ -25,6 +25,7 @@ from cait.train.metrics import best_mode
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
     "auto or cpu, and look at what nvidia-smi says",
+    "SyncBatchNorm layers only work with GPU": "--trainer.sync_batchnorm true needs GPUs: leave it out on CPUs",
     "parameters that were not used in producing the loss": "the network has parameters that the loss does not reach, "
     "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
 }
