@@ -113,6 +113,15 @@ def test_an_option_adds_to_the_list_of_a_file_that_comes_after_it(
     assert [callback["class_path"].rpartition(".")[2] for callback in found] == ["DeviceStatsMonitor", "ModelSummary"]
 
 
+def test_an_option_wins_over_the_file_of_a_group_that_comes_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text("{max_epochs: 7, max_steps: 7}")
+    more = ["--trainer.max_epochs=3", "--trainer", str(tmp_path / "a.yaml")]
+    found = resolved(REPO / "configs/digits.yaml", capsys, monkeypatch, *more)["trainer"]
+    assert (found["max_epochs"], found["max_steps"]) == (3, 7)
+
+
 def test_xxs24_is_the_published_recipe(capsys, monkeypatch) -> None:
     config = resolved(REPO / "configs/imagenet/xxs24_224.yaml", capsys, monkeypatch)
     model, data, trainer = config["model"], config["data"], config["trainer"]

@@ -146,10 +146,17 @@ def test_what_is_typed_wrong_gets_one_line(
     assert sorted(desk.rglob("*")) == before
 
 
+OF_TASK = dict(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0", SLURM_NODELIST="localhost")
+IN_SHELL = OF_TASK | dict(SLURM_STEP_ID="4294967290", SLURM_STEP_NUM_TASKS="1")
+
+
+@pytest.mark.parametrize("place", [{}, OF_TASK | dict(ENVIRONMENT="BATCH"), IN_SHELL])
 def test_tasks_that_srun_did_not_start_are_told(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: dict[str, str], desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "4"}.items():
+    """In a shell of salloc, in a batch script, and in the step of one task that is an interactive shell."""
+    job = dict(SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_NTASKS_PER_NODE="4")
+    for name, value in (job | place).items():
         monkeypatch.setenv(name, value)
     test_what_is_typed_wrong_gets_one_line(FIT, "SLURM", desk, monkeypatch, capfd)
 

@@ -173,6 +173,10 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         (["--trainer.callbacks+=my_parts.NoSuch"], "my_parts.NoSuch"),
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
         (["--trainer.logger=CometLogger"], "comet"),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"],
+            "--trainer.callbacks EarlyStopping: the largest val/acc1 is the best, give it mode max",
+        ),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
         (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
@@ -242,13 +246,21 @@ def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(
     assert "'mode': 'max'" in best()[0]
 
 
-def test_parameters_without_a_gradient_are_told_under_ddp(
-    fit: Fit, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("my_parts:Unused", "add --trainer.strategy ddp_find_unused_parameters_true"),
+        ("timm/test_resnet", "--trainer.sync_batchnorm true needs GPUs: leave it out on CPUs"),
+    ],
+)
+def test_what_ddp_does_not_take_is_told(
+    name: str, words: str, fit: Fit, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    net = ["--model.name=my_parts:Unused", "--model.fields=null", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
+    net = [f"--model.name={name}", "--model.fields=null", "--model.drop_path_rate=null", "--trainer.max_epochs=1"]
+    ddp = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.sync_batchnorm=true"]
     try:
-        assert "add --trainer.strategy ddp_find_unused_parameters_true" in refused(capfd, lambda: fit(*net))
+        assert words in refused(capfd, lambda: fit(*net, *ddp))
     finally:
         torch.distributed.destroy_process_group()
 

@@ -168,10 +168,14 @@ def test_what_goes_by_epochs_and_validations_goes_on(
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
-def test_a_patience_that_has_run_out_ends_a_resumed_run_too(fit: Callable) -> None:
+def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(fit: Callable) -> None:
+    def patient(metric: str, **settings: Any) -> EarlyStopping:
+        return EarlyStopping(metric, **settings | dict(patience=9))
+
     decided = fit(early=EarlyStopping, max_epochs=5)
     again = fit(early=EarlyStopping, max_epochs=5, folder=decided["folder"])
     assert decided["global_step"] == again["global_step"] == 2 * BATCHES
+    assert fit(early=patient, max_epochs=5, folder=decided["folder"])["global_step"] == 5 * BATCHES
 
 
 @pytest.mark.parametrize(

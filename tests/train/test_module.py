@@ -16,6 +16,7 @@ from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics.classification import MulticlassAccuracy
 from torture import same
 
 from cait.data.datamodule import ImageNetDataModule
@@ -176,6 +177,26 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
         trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
         trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+class Costs(MulticlassAccuracy):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("costs", torch.ones(num_classes))
+
+
+def weighted() -> nn.Module:
+    return nn.CrossEntropyLoss(torch.ones(7))
+
+
+def test_a_checkpoint_is_read_with_other_metrics_and_another_loss(tmp_path) -> None:
+    parts = dict(metrics={"costs": f"{__name__}:Costs"}, loss=f"{__name__}:weighted")
+    for before, now in ((parts, {}), ({}, parts)):
+        trained, scored = module(**before), module(**now)
+        (fit := trainer(max_epochs=1)).fit(trained, loader())
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+        trainer().validate(scored, loader(4), tmp_path / "x.ckpt", verbose=False)
+        assert same(dict(scored.model.state_dict()), dict(trained.model.state_dict()))
 
 
 class Endless(IterableDataset):

@@ -40,16 +40,21 @@ OFF: tuple[Any, ...] = (None, False, [], {})
 
 
 def files_first(arguments: Iterable[str]) -> list[str]:
-    """Every `--config FILE` and `-c FILE` as `--config=FILE`, before the other options, which win over it."""
-    words, files, others = iter(arguments), list[str](), list[str]()
+    """Every `--config FILE` and `-c FILE` as `--config=FILE`, before the other options, which win over it.
+
+    A group of settings may come from a file of its own, as `--trainer FILE`: those files follow.
+    """
+    words, files, groups, others = iter(arguments), list[str](), list[str](), list[str]()
     for word in words:
         name, has_value, value = word.partition("=")
         if name in ("--config", "-c"):
             files.append(f"--config={_found(value if has_value else next(words, ''))}")
+        elif name in ("--data", "--model", "--trainer"):
+            groups.append(f"{name}={value if has_value else next(words, '')}")
         else:
             others.append(word)
     start = next((place for place, word in enumerate(others) if word.startswith("-")), len(others))
-    return [*others[:start], *files, *others[start:]]
+    return [*others[:start], *files, *groups, *others[start:]]
 
 
 def _found(name: str) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
 from cait.guards import configurations
 from cait.settings import flatten
+from cait.train.metrics import best_mode
 
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
     "auto or cpu, and look at what nvidia-smi says",
+    "SyncBatchNorm layers only work with GPU": "--trainer.sync_batchnorm true needs GPUs: leave it out on CPUs",
     "parameters that were not used in producing the loss": "the network has parameters that the loss does not reach, "
     "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
 }
@@ -132,14 +134,22 @@ def check_settings(given: Any) -> None:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
 
-def check_callbacks(given: Any) -> None:
-    """Refuse the callbacks of `REPLACED` and their subclasses, as configurations name them, before they are made."""
+def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
+    """Refuse the callbacks of `REPLACED` and their subclasses, as configurations name them, before they are made.
+
+    Refuse also to look for the smallest value, which is Lightning's default, of a metric whose largest is the best.
+    `metrics` are the user's own.
+    """
     named = given if isinstance(given, list) else [given]
-    for path in (callback.class_path for callback in named if hasattr(callback, "class_path")):
-        module, _, name = path.rpartition(".")
+    for callback in (callback for callback in named if hasattr(callback, "class_path")):
+        module, _, name = callback.class_path.rpartition(".")
         for base in getattr(getattr(sys.modules.get(module), name, None), "__mro__", ()):  # it may be a function
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
+        settings = callback.get("init_args") or {}
+        metric, mode = settings.get("monitor"), settings.get("mode")
+        if metric and mode == "min" and best_mode(metric, metrics) == "max":
+            raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
 
 
 def check_rates(schedule: Any, images: int) -> None:

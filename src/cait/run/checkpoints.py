@@ -109,6 +109,9 @@ class LastCheckpoint(Checkpoint):
             images = getattr(trainer.datamodule, "world_batch_size", 1)  # type: ignore[attr-defined]
             before = (ckpt.data_state(checkpoint) or {}).get("world_batch_size", images)
             progress.continue_run(checkpoint, trainer, before, images)
+            for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
+                if state := checkpoint["callbacks"].get(callback.state_key):
+                    state["patience"] = callback.patience
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step

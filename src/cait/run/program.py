@@ -51,7 +51,10 @@ class Processes:
             return TorchElasticEnvironment()
         if not SLURMEnvironment.detect():
             return None
-        if "SLURM_PROCID" not in os.environ and os.environ["SLURM_NTASKS"] != "1":
+        # Neither a shell of salloc nor a batch script is a task; an interactive shell may be the one task of a step.
+        is_task = "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH"
+        tasks = os.environ["SLURM_NTASKS"]
+        if os.environ.get("SLURM_STEP_NUM_TASKS", tasks if is_task else "1") != tasks:
             raise UserError("SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS")
         try:
             return SLURMEnvironment(auto_requeue=False)  # Lightning would have SLURM save and requeue by itself
