@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.extract import extract
+from cait.extras.features import extract
 from cait.extras.pretrained import baselines
 from cait.train.module import CaiTModule
 
@@ -77,14 +79,23 @@ def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_p
     assert "try published weights: FROM=timm" in out
 
     def fails(*_: object) -> None:
+        calls.append("failed")
         raise ValueError("no room\nfor this")
 
-    monkeypatch.setattr(baselines, "classify", fails)
-    main(["resume", str(tmp_path / "own"), "--trainer.max_epochs=4"])
-    out = capsys.readouterr().out
-    assert "no baselines: no room" in out
-    assert "trained" in out
-    assert not (tmp_path / "own" / baselines.FILE).exists()
+    def interrupted(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: int) -> np.ndarray:
+        calls.append("interrupted")
+        os.kill(os.getpid(), signal.SIGINT)
+        return np.zeros(len(others), int)
+
+    calls: list[str] = []
+    for epochs, classify, told in ((4, fails, "no baselines: no room"), (5, interrupted, "scoring simple baselines")):
+        monkeypatch.setattr(baselines, "classify", classify)
+        main(["resume", str(tmp_path / "own"), f"--trainer.max_epochs={epochs}"])
+        out = capsys.readouterr().out
+        assert told in out
+        assert "trained" in out
+        assert not (tmp_path / "own" / baselines.FILE).exists()
+    assert calls == ["failed", "interrupted"]  # and neither goes on to the next
 
 
 def found(run_acc1: float, best: float) -> dict:
