@@ -335,8 +335,10 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path) -> None:
         replace_arguments("fit", [*given, "--minuts=3"], Program())
     named = [DIGITS_YAML, "--run_name", "minutes"]
     assert replace_arguments("fit", named, Program()) == named
-    with pytest.raises(UserError, match="--minutes is for a folder of images"):
-        arguments.add_recipe([DIGITS_YAML, "--minutes=2"], Program())
+    for others in ([DIGITS_YAML], ["--data.root=own:digits"], []):
+        with pytest.raises(UserError, match="--minutes is for a folder of images"):
+            arguments.add_recipe([*others, "--minutes=2"], Program())
+    assert arguments.add_recipe([*given, "--help"], Program()) == [*given, "--help"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_weights_are_taken_beside_a_configuration_too(
 
 
 def test_settings_are_read_in_every_spelling() -> None:
-    assert arguments.given_settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert arguments.given_settings(["--data.root=2024", "--x={"]) == {"data.root": "2024", "x": "{"}
     assert arguments.given_settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=null"]
     named = {"data.root": "a b", "model.lr": 1e-3, "print_config": True, "x": None}
@@ -381,21 +383,16 @@ def keys(rank: int = 0, world: int = 1, balance: str = "full", first: int = 0) -
 
 
 @pytest.mark.parametrize(("balance", "small"), [("full", 50), ("sqrt", 25)])
-def test_an_epoch_shares_out_the_classes_and_repeats_no_key(balance: str, small: int) -> None:
-    flat = [key for batch in keys(balance=balance) for key in batch]
-    assert sum(index >= 90 for _, index, _ in flat) == small
+def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step(balance: str, small: int) -> None:
+    whole = keys(balance=balance)
+    flat = [key for batch in whole for key in batch]
     assert len({*flat}) == len(flat) == 100
     times = Counter(index for _, index, _ in flat if index >= 90)
+    assert times.total() == small
     assert max(times.values()) - min(times.values()) <= 1
-
-
-def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step() -> None:
-    whole = keys()
-    parts = [keys(rank, 2) for rank in range(2)]
-    assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == [
-        key for batch in whole for key in batch
-    ]
-    assert keys(first=7) == whole[7:]
+    parts = [keys(rank, 2, balance) for rank in range(2)]
+    assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == flat
+    assert keys(balance=balance, first=7) == whole[7:]
     assert shares([90, 10], 0.5) == [75, 25]
     assert occurrences(torch.tensor([5, 7, 5, 5])).tolist() == [0, 0, 1, 2]
 
