@@ -107,7 +107,7 @@ ELSEWHERE = {
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/page.py": "the page's template",
-    "extras/recipe/survey.py": "what the kernel says",
+    "extras/recipe/figures.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",
     "contrib/monitor/callback.py": "rows, appended to a run that is locked",

@@ -1,11 +1,11 @@
-"""A small CaiT and one training step of it."""
+"""A small CaiT and one training step of it; a network whose classifier is a convolution."""
 
 import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cait import create_model
 from cait.model.cait import CaiT
@@ -68,3 +68,15 @@ def random_network(name: str = "xxs24", **fields: object) -> CaiT:
         one_sided = "gamma" in key or ("norm" in key and "weight" in key)
         parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.1, 0.1)))
     return model
+
+
+class ConvHead(nn.Module):
+    def __init__(self, img_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, num_classes, 1)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images)).mean((2, 3))

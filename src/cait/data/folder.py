@@ -194,6 +194,8 @@ def scan_flat(root: Path) -> Files:
 def not_listed(left_out: Mapping[str, list[str]]) -> str:
     """What is not listed in a folder, in words that follow others; empty if all is."""
     parts = [f"{why} ({len(paths):,}): {abbreviate(paths)}" for why, paths in left_out.items()]
+    if any(path.lower().endswith(HEIF) for path in left_out.get(OTHER, [])):
+        parts.append(NEEDS_HEIF)
     return f"; left out: {'; '.join(parts)}" if parts else ""
 
 
@@ -239,9 +241,7 @@ def list_classes(folder: Path, names: Sequence[str]) -> Files:
             files.left_out[BROKEN].append(name)
     if empty := set(range(len(names))) - set(files.labels):
         lacking = [str(folder / places.get(names[label], names[label])) for label in sorted(empty)]
-        heif = any(path.lower().endswith(HEIF) for path in files.left_out.get(OTHER, []))
-        why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
-        raise UserError(f"no images in the class folder {abbreviate(lacking)}{why}")
+        raise UserError(f"no images in the class folder {abbreviate(lacking)}{not_listed(files.left_out)}")
     return files
 
 

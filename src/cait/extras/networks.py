@@ -32,25 +32,22 @@ def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
 
 
 def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any) -> Loaded:
-    """The network that the options name, or that of the checkpoint that is `chosen`."""
-    if checkpoint is None:
-        return _named(given.name, given.weights, given.img_size)
-    return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
+    """The network that the options name, or that of the checkpoint that is `chosen`.
 
-
-def _named(name: str, weights: str | None, img_size: int | None) -> Loaded:
-    """The network `name` with the weights of a file, or None for those that timm publishes.
-
-    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
+    Images are prepared for a named network as timm prepares them for its weights, at their size unless --img_size is
+    given.
     """
+    if checkpoint is not None:
+        return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
     from cait.model.weights import preparation, timm_config
 
-    known = timm_config(name)
-    size = img_size or (known.input_size[-1] if known else 224)
+    known = timm_config(given.name)
+    size = given.img_size or (known.input_size[-1] if known else 224)
     num_classes = (known.num_classes if known else None) or 1000
-    built = network.build(name, size, num_classes)
-    notes = network.InitialWeights(weights, pretrained=weights is None).load(built, name)
+    built = network.build(given.name, size, num_classes)
+    start = network.InitialWeights(given.weights, pretrained=given.weights is None)
+    about = "; ".join(start.load(built, given.name))
     data = ImageNetDataModule(img_size=size, **preparation(known))
-    return Loaded(built.eval(), name, "; ".join(notes), readable_names(None, num_classes), data)
+    return Loaded(built.eval(), given.name, about, readable_names(None, num_classes), data)

@@ -53,4 +53,4 @@ def results(folder: Path) -> Results | None:
     """The table of a run's baselines; None if there is none."""
     from cait.extras.pretrained import baselines
 
-    return baselines.table(found) if (found := baselines.read(folder)) else None
+    return baselines.results(folder)

@@ -14,8 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from cait import disk
 from cait.data.dataset import NO_LABEL
 from cait.errors import one_line, to_type
-from cait.extras.extract import Extracted, evenly, extract
-from cait.extras.regression import classify
+from cait.extras.features import Extracted, classify, evenly, extract
 from cait.plugins import Results, Run
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
 
@@ -53,8 +52,8 @@ class Baselines(Callback):
 
     def suggestions(self) -> list[tuple[str, str]]:
         """What the summary says that one may add to the command, if a baseline is better than the run."""
-        found, start = read(self.run.folder), self.run.module.initial_weights
-        if not found or not table(found).note or self.run.program.script:  # its classes have no recipe
+        table, start = results(self.run.folder), self.run.module.initial_weights
+        if table is None or not table.note or self.run.program.script:  # its classes have no recipe
             return []
         tries = [("try", "more time: " + to_type('ARGS="--minutes 10"', "--minutes 10"))]
         if not start.weights and not start.pretrained:
@@ -68,10 +67,11 @@ class Baselines(Callback):
         found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
         train, val = (each.at(each.labels != NO_LABEL) for each in found)
         metric, run, how = _of_run(trainer)
+        signals = [each.signals for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         rows = []
         for row in scores(train, val, data.num_classes):
             rows.append(row | {"score": row[metric]})
-            if any(each.signals.received for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)):
+            if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
         scored = {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows}
         with disk.whole(file) as beside:
@@ -92,10 +92,8 @@ def scores(train: Extracted, val: Extracted, classes: int) -> Iterator[Scores]:
     most = np.full(len(val.labels), np.bincount(train.labels).argmax())
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(most, val.labels)
     pixels = [each.pixels.reshape(len(each.labels), -1) for each in (train, val)]
-    inputs = {
-        "logistic regression": ("on the pixels", pixels),
-        "linear probe": ("logistic regression on the network's features", [train.features, val.features]),
-    }
+    features = "logistic regression on the network's features", [train.features, val.features]
+    inputs = {"logistic regression": ("on the pixels", pixels), "linear probe": features}
     for name, (how, (rows, val_rows)) in inputs.items():
         begin = time.monotonic()
         answers = classify(rows, train.labels, val_rows, classes)
@@ -109,16 +107,12 @@ def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return {"acc1": 100 * float(np.mean(answers == labels)), "acc1_macro": 100 * float(np.mean(of_classes))}
 
 
-def read(folder: Path) -> Scores | None:
-    """What the file holds; None if it is not there, UserError if it is damaged."""
+def results(folder: Path) -> Results | None:
+    """The run and its baselines, the best first; None if there are none, UserError if the file is damaged."""
     try:
-        return disk.read_json(folder / FILE, SHAPE)
+        found = disk.read_json(folder / FILE, SHAPE)
     except OSError:
         return None
-
-
-def table(found: Scores) -> Results:
-    """The run and its baselines, the best first."""
     entries = [("this run", found["how"], found["run"])]
     entries += [(row["name"], f"{row['how']}, {row['seconds']:.1f} s", row["score"]) for row in found["baselines"]]
     entries.sort(key=lambda entry: -entry[2])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from cait.extras.extract import Extracted, evenly, extract
-from cait.extras.regression import Head, solve
+from cait.extras.features import Extracted, Head, evenly, extract, solve
 from cait.model.weights import classifiers
 
 WORK, VALUES = 1_000_000_000, 100_000_000
@@ -27,7 +25,7 @@ class SolveHead(Callback):
     def __init__(self) -> None:
         self.is_solved = False
         self.drawn: list[Tensor] = []
-        """The head as it is before the weights are read."""
+        """The weights of the head as they are before those of a file are read."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"is_solved": self.is_solved}
@@ -37,7 +35,7 @@ class SolveHead(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self.drawn = rows_of_classes(pl_module)
+            self.drawn = [weight.clone() for weight in head_weights(pl_module)]
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         start: Any = trainer
@@ -52,10 +50,11 @@ class SolveHead(Callback):
         self.is_solved = True
 
     def _is_new(self, pl_module: Any) -> bool:
-        """Whether there are weights, and they have left a row of the head as it was drawn."""
-        start, pairs = pl_module.initial_weights, zip(self.drawn, rows_of_classes(pl_module), strict=True)
-        is_as_drawn = [(before.to(now.dtype) == now).flatten(1).all(1).any() for before, now in pairs]
-        return bool(start.weights or start.pretrained) and any(is_as_drawn)
+        """Whether there are weights, and they have left the head as it was drawn."""
+        start = pl_module.initial_weights
+        pairs = zip(self.drawn, head_weights(pl_module), strict=True)
+        is_as_drawn = any(torch.equal(before.to(now), now) for before, now in pairs)
+        return is_as_drawn and bool(start.weights or start.pretrained)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
@@ -79,9 +78,8 @@ class SolveHead(Callback):
             trainer.should_stop = True
 
 
-def rows_of_classes(pl_module: Any) -> list[Tensor]:
-    """A copy of the weights of each classifier, on the CPU; a row of them is a class."""
-    return [layer.weight.detach().cpu().clone() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")]
+def head_weights(pl_module: Any) -> list[Tensor]:
+    return [layer.weight.detach() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")]
 
 
 def unsolvable(pl_module: Any) -> str:
@@ -95,13 +93,16 @@ def unsolvable(pl_module: Any) -> str:
 def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
     """Solve one head in the first process, on the features that it sees, and put the result into it in all."""
     found: Head | None = None
+    data, classes = trainer.datamodule, pl_module.num_classes  # type: ignore[attr-defined]
     if trainer.is_global_zero:
+        samples, most = data.train_images.samples, min(WORK // classes, VALUES) // layer.in_features
+        chosen = evenly(len(samples), max(2 * classes, most))
         with trainer.precision_plugin.forward_context():
-            seen = features_of(trainer, pl_module, layer)
-        labels, data = torch.from_numpy(seen.labels), trainer.datamodule  # type: ignore[attr-defined]
-        weights = weights_of(seen.kept, labels, data, pl_module)
-        found = solve(torch.from_numpy(seen.features), data._targets(labels), pl_module.num_classes, weights)
-        rank_zero_info(f"head solved on {len(labels):,} of {len(data.train_images):,} images, C {found.strength:g}")
+            seen = extract(pl_module.model, samples, data, pl_module.device, chosen, head=layer)
+        labels = torch.from_numpy(seen.labels)
+        weights = weights_of(seen, data, pl_module)
+        found = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)
+        rank_zero_info(f"head solved on {len(labels):,} of {len(samples):,} images, C {found.strength:g}")
     found = trainer.strategy.broadcast(found)
     assert found is not None
     with torch.no_grad():
@@ -109,23 +110,11 @@ def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
         layer.bias.copy_(found.bias)
 
 
-def features_of(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Extracted:
-    """What a layer sees of the training images, as many as can be solved on."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    samples, classes = data.train_images.samples, pl_module.num_classes
-    most = max(2 * classes, min(WORK // classes, VALUES) // layer.in_features)
-    return extract(pl_module.model, samples, data, pl_module.device, evenly(len(samples), most), head=layer)
-
-
-def weights_of(kept: np.ndarray, labels: Tensor, data: Any, pl_module: Any) -> Tensor:
-    """How much each image counts, [N]: as often as the run draws its label, and as much as its loss weights it.
-
-    Args:
-        kept: int64 [N], the indices of the images.
-        labels: int64 [N], as the data's samples have them.
-    """
+def weights_of(seen: Extracted, data: Any, pl_module: Any) -> Tensor:
+    """How much each image counts, [N]: as often as the run draws its label, and as much as its loss weights it."""
+    labels = torch.from_numpy(seen.labels)
     drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
-    share = torch.bincount(labels, drawn[kept]) / torch.bincount(labels).clamp(min=1)
+    share = torch.bincount(labels, drawn[seen.kept]) / torch.bincount(labels).clamp(min=1)
     of_class = getattr(pl_module.loss, "weights", None)
     if of_class is not None and not pl_module.task.several:
         share = share * of_class.cpu()[: len(share)]

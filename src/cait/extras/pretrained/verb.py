@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cait import disk
 from cait.cli import loading
@@ -18,16 +18,15 @@ from cait.extras import networks
 from cait.guards import trust
 from cait.run.program import Program
 
-if TYPE_CHECKING:
-    from cait.extras.extract import Extracted
-
 
 def features(arguments: list[str], program: Program) -> None:
-    """Write the features of images. Those that cannot be read are named on the screen and left out."""
+    """Write the features of images, unpickled. Those that cannot be read are named on the screen and left out."""
     given = _options(arguments)
     checkpoint, folder = networks.chosen(given, "take features of")
     files, class_names = listed(given.images)
-    from cait.extras.extract import extract
+    import numpy as np
+
+    from cait.extras.features import extract
 
     with trust.only_own(given.trusted):
         loaded = networks.load(given, checkpoint, folder, program)
@@ -37,7 +36,12 @@ def features(arguments: list[str], program: Program) -> None:
         print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)
     if not len(found.kept):
         raise UserError(f"none of the {len(files):,} images can be read")
-    write(given.output, found, [names[index] for index in found.kept], [*map(printable, class_names)])
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    texts = {"names": [names[index] for index in found.kept], "class_names": [*map(printable, class_names)]}
+    arrays = {name: np.array(words, np.str_) for name, words in texts.items()}  # an empty list would be of numbers
+    arrays |= {"features": found.features, "labels": found.labels}
+    with disk.whole(given.output) as beside, beside.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     count, width = found.features.shape
     print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
 
@@ -62,13 +66,3 @@ def listed(root: Path) -> tuple[Files, list[str]]:
         return scan_flat(root), []
     source.hold_out_all()
     return source.train if source.holds_out else Files([*source.train, *source.val]), source.class_names
-
-
-def write(path: Path, found: Extracted, names: list[str], class_names: list[str]) -> None:
-    """Arrays `features`, `names`, `labels` and `class_names`, none of them pickled; the file is whole or not there."""
-    import numpy as np
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    texts = {"names": np.array(names, np.str_), "class_names": np.array(class_names, np.str_)}
-    with disk.whole(path) as beside, beside.open("wb") as file:
-        np.savez(file, features=found.features, labels=found.labels, **texts)  # type: ignore[arg-type]

@@ -1,21 +1,17 @@
-"""The recipe that `cait fit --data.root DIR` chooses for a folder: each rule with its reason, from top to bottom.
+"""The recipe that `cait fit --data.root DIR` chooses for a folder: each rule with its reason, in the order of `choose`.
 
-The rules read the folder's figures, the machine's, and what the user has given. They never choose a setting that is
-given, and the later rules take it as it is. `choose` shows the order. The numbers were found by trials on 2 cores, see
-benchmark.md.
+No rule chooses a setting that is given. The numbers were found by trials on 2 cores, see benchmark.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
-from cait.extras.recipe.survey import MINUTES, Machine, Survey
-from cait.extras.recipe.trial import Pace, Trial, devices_of
+from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, devices_of
 from cait.extras.recipe.weights import Weights
 from cait.extras.words import duration
 from cait.model.config import VARIANTS
@@ -39,33 +35,30 @@ UNEVEN, RARE = 3.0, 10.0
 square root a network learns to leave out a rare class."""
 
 
-@dataclass
 class Recipe:
     """The settings by their names on the command line, and a line for each rule that chose some."""
 
-    given: Mapping[str, Any]
-    weights: Weights | None = None
-    minutes: float = MINUTES
-    settings: dict[str, Any] = field(default_factory=dict)
-    lines: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, given: Settings, weights: Weights | None, minutes: float) -> None:
+        self.given, self.weights, self.minutes = given, weights, minutes
+        self.held = dict(given)
+        """All settings so far, those that are given and those that are chosen."""
+        self.lines: list[tuple[str, str]] = []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that are chosen."""
+        return {name: value for name, value in self.held.items() if name not in self.given}
 
     def take(self, setting: str, value: Any) -> Any:
         """Choose `value` unless the user has given one, or an earlier rule has chosen. Returns what holds."""
-        if setting in self.given:
-            return self.given[setting]
-        return self.settings.setdefault(setting, value)
+        return self.held.setdefault(setting, value)
 
-    def take_all(self, settings: Mapping[str, Any]) -> None:
+    def take_all(self, settings: Settings) -> None:
         for setting, value in settings.items():
             self.take(setting, value)
 
     def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
-
-    @property
-    def held(self) -> dict[str, Any]:
-        """All settings so far, those that are given and those that are chosen."""
-        return self.settings | dict(self.given)
 
     @property
     def trains_head_alone(self) -> bool:
@@ -83,12 +76,7 @@ class Recipe:
 
 
 def choose(
-    folder: Survey,
-    machine: Machine,
-    given: Mapping[str, Any],
-    measure: Trial,
-    weights: Weights | None = None,
-    minutes: float = MINUTES,
+    folder: Survey, machine: Machine, given: Settings, measure: Trial, weights: Weights | None, minutes: float
 ) -> Recipe:
     """The recipe for a folder. Raises UserError if it holds too little to learn from."""
     if folder.images < 4:
@@ -118,17 +106,16 @@ def start(folder: Survey, recipe: Recipe, measure: Trial) -> None:
     if weights is None:
         return
     recipe.take_all(weights.settings)
-    found = measure.domain(recipe.held) if recipe.solves_head and folder.several is None else None
-    if found is None or not found[0] < found[1]:  # or both are NaN, of too few images
-        recipe.note("weights", weights.name)
-        return
-    less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
-    if weights.by_default and "model.name" not in recipe.given:
+    scores = measure.domain(recipe.held) if recipe.solves_head and folder.several is None else None
+    of_features, of_pixels = scores or (0, 0)  # or both are NaN, of too few images
+    less = f"logistic regression reaches {of_features:.0f} % on their features, and {of_pixels:.0f} % on the pixels"
+    if of_features < of_pixels and weights.by_default and "model.name" not in recipe.given:
         recipe.weights = None
-        recipe.settings.clear()
+        recipe.held = dict(recipe.given)
         recipe.note("weights", f"none: of {weights.name} {less}, so the network starts from scratch")
-    else:
-        recipe.note("weights", weights.name)
+        return
+    recipe.note("weights", weights.name)
+    if of_features < of_pixels:
         scratch = to_type("FROM=none", "--from none")
         recipe.note("weights", f"{less}: from scratch ({scratch}) a run is likely to end higher")
 
@@ -306,7 +293,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         recipe.note("length", "no epoch: the head is solved")
         return
     seconds = pace.seconds(min(epochs, fitting), folder.images, folder.val, epochs / every)
-    part = recipe.settings.get("trainer.max_steps")
+    part = recipe.held.get("trainer.max_steps")
     what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
     on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""

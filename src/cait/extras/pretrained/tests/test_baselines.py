@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.extract import extract
+from cait.extras.features import extract
 from cait.extras.pretrained import baselines
 from cait.train.module import CaiTModule
 
@@ -76,15 +77,14 @@ def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_p
     assert "points better than this run" in out
     assert "try published weights: FROM=timm" in out
 
-    def fails(*_: object) -> None:
-        raise ValueError("no room\nfor this")
-
-    monkeypatch.setattr(baselines, "classify", fails)
-    main(["resume", str(tmp_path / "own"), "--trainer.max_epochs=4"])
-    out = capsys.readouterr().out
-    assert "no baselines: no room" in out
-    assert "trained" in out
-    assert not (tmp_path / "own" / baselines.FILE).exists()
+    for epochs, error, told in ((4, ValueError("no room\nfor this"), "no room"), (5, KeyboardInterrupt(), "Keyboard")):
+        monkeypatch.setattr(baselines, "classify", classify := Mock(side_effect=error))
+        main(["resume", str(tmp_path / "own"), f"--trainer.max_epochs={epochs}"])
+        out = capsys.readouterr().out
+        assert f"no baselines: {told}" in out
+        assert "trained" in out
+        assert classify.call_count == 1
+        assert not (tmp_path / "own" / baselines.FILE).exists()
 
 
 def found(run_acc1: float, best: float) -> dict:

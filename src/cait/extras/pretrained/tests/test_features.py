@@ -10,13 +10,14 @@ import pytest
 import timm
 import torch
 from harness import CLASSES, SMALL, save_classes, save_mixed
+from networks import ConvHead
 from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
 import cait
 from cait.cli import main
-from cait.extras.extract import inputs
+from cait.extras.features import inputs
 from cait.model.weights import classifiers
 
 VIT = "timm/test_vit"
@@ -94,20 +95,8 @@ def test_a_folder_without_classes_has_labels_of_minus_one(here: Path, capsys: py
     assert "left out, because it cannot be read: broken.jpg" in capsys.readouterr().err
 
 
-class Conv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 5, 1)
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(images)).mean((2, 3))
-
-
 def test_heads_of_other_kinds_have_features_too() -> None:
-    pixels, conv = torch.rand(2, 3, 8, 8), Conv()
+    pixels, conv = torch.rand(2, 3, 8, 8), ConvHead(8, 5)
     with torch.no_grad():
         expected = conv.body(pixels).mean((2, 3))
     np.testing.assert_allclose(inputs(conv, *classifiers(conv), pixels), expected, atol=1e-6)

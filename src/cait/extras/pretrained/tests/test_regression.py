@@ -9,8 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from cait.extras import regression
-from cait.extras.regression import held_out, solve
+from cait.extras.features import USUAL, Head, held_out, solve
 
 CLASSES = 4
 
@@ -24,7 +23,7 @@ def drawn() -> tuple[torch.Tensor, torch.Tensor]:
     return rows * torch.logspace(-2, 2, 12) + 3, labels
 
 
-def logits(found: regression.Head, features: torch.Tensor) -> np.ndarray:
+def logits(found: Head, features: torch.Tensor) -> np.ndarray:
     return (features.double() @ found.weight.double().T + found.bias).numpy()
 
 
@@ -64,7 +63,7 @@ def test_of_each_class_one_of_five_is_held_out_and_never_the_last() -> None:
 def test_classes_of_one_image_and_of_none_are_solved() -> None:
     features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]])  # the second value tells nothing
     found = solve(features, torch.tensor([0, 0, 0, 1]), 3)
-    assert found.strength == regression.USUAL
+    assert found.strength == USUAL
     assert torch.isfinite(found.weight).all()
     assert logits(found, features)[:, 2].max() < logits(found, features)[:, :2].min()
 

@@ -13,8 +13,8 @@ import timm
 import torch
 import yaml
 from harness import LIMIT, checkpoint, rows, start
+from networks import ConvHead
 from PIL import Image
-from torch import nn
 
 from cait.cli import main
 from cait.train.module import CaiTModule
@@ -29,20 +29,6 @@ FEW += [
     "--model.freeze_norm=true",
     "--model.solve_head=true",
 ]
-
-
-class ConvHead(nn.Module):
-    """A network whose classifier is a convolution."""
-
-    def __init__(self, img_size: int, num_classes: int) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, num_classes, 1)
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(images)).mean((2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +95,9 @@ def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
     digits: Path, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.save({name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name}, "conv.pth")
-    named = [f"--model.name={__name__}:ConvHead", "--model.fields=null", "--model.weights=conv.pth"]
+    named = ["--model.name=networks:ConvHead", "--model.fields=null", "--model.weights=conv.pth"]
     run = fit(digits, "conv", *named, "--trainer.max_steps=1")
-    told = "the head is not solved, it starts at random: test_solve:ConvHead ends in Conv2d, not in Linear with a bias"
+    told = "the head is not solved, it starts at random: networks:ConvHead ends in Conv2d, not in Linear with a bias"
     assert told in caplog.text
     assert checkpoint(run)["global_step"] == 1
 

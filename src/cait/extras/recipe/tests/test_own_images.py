@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import timm
 import torch
 import yaml
 from harness import REPO
@@ -19,14 +18,15 @@ from PIL import Image
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import not_listed
+from cait.data.listing import OTHER
 from cait.data.loader import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe import arguments, replace_arguments
-from cait.extras.recipe.rules import choose
-from cait.extras.recipe.survey import Machine, Survey, survey, this_machine
-from cait.extras.recipe.trial import Pace, Settings, Trial
+from cait.extras.recipe import arguments, figures, replace_arguments
+from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, survey, this_machine
+from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
 from cait.extras.words import duration
 from cait.run.program import Program
@@ -34,6 +34,7 @@ from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
 
 TWO_CORES = Machine(2)
+DIGITS_YAML = f"--config={REPO / 'configs/digits.yaml'}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Typical(Trial):
 
 
 PUBLISHED = Weights("timm's", {"model.pretrained": True})
+RESNET = {"model.name": "timm/resnet10t"}
 PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
 DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
 
@@ -95,14 +97,10 @@ def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
     assert (len(source.train), len(source.val)) == (9, 3)
     assert source.left_out["images beside the class folders"] == ["beside.png"]
     assert [Path(path).name for path in source.left_out["other files"]] == ["notes.txt"] * 3
-    data = ImageNetDataModule(
-        root=str(tmp_path), img_size=16, batch_size=2, mixup=0, cutmix=0, repeats=1, num_workers=0
-    )
-    data.setup("fit")
-    assert len([labels for _, labels in data.train_dataloader()]) == 4
 
 
 def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    assert not_listed({OTHER: ["a/1.HEIC"]}).startswith("; left out: other files (1): a/1.HEIC; to read .heic")
     pytest.importorskip("pillow_heif")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -116,26 +114,6 @@ def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Im
         photo = photographs[label]
         expected = photo.transpose(Image.Transpose.ROTATE_270) if path.endswith("HEIC") else photo
         assert np.abs(np.asarray(load_rgb(path), int) - np.asarray(expected, int)).mean() < 4
-
-
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ({"a": 3}, "holds 1 class folder(s), at least 2 are needed"),
-        ({"a": 3, "b": 1}, "is the only image of its class; two are needed"),
-        ({"a": 2, "b": 2}, "2 training images are too few to learn from"),
-        ({}, "does not exist; name yours with --data.root"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_told_in_a_line(
-    counts: dict[str, int], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = fill(tmp_path / "photos", counts)
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "--data.root", str(root)])
-    assert stop.value.code == 2
-    assert words in (told := capsys.readouterr().err)
-    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,8 +150,7 @@ def test_the_split_can_be_written_down_and_used_again(tmp_path: Path) -> None:
 
 
 def surveyed(root: Path, reading: Reading = AS_SEEN) -> Survey:
-    source = open_source(str(root))
-    return survey(source.train, source.val, source.class_names, reading)
+    return survey(open_source(str(root)), reading)
 
 
 def test_the_survey_counts_and_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
@@ -194,14 +171,19 @@ def test_the_survey_counts_and_reads_the_images_as_the_run_will(tmp_path: Path) 
         assert surveyed(tmp_path / "clear", Reading(background=background)).mean == (mean,) * 3
 
 
-def settings(
-    folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, minutes: float = 3, **given
-) -> dict:
-    named = {key.replace("__", "."): value for key, value in given.items()}
-    return choose(folder, machine, named, Typical(), weights, minutes).settings
+def recipe(
+    folder: Survey = PHOTOGRAPHS,
+    given: Settings | None = None,
+    measure: Trial = Typical(),
+    weights: Weights | None = None,
+    minutes: float = 3,
+    machine: Machine = TWO_CORES,
+) -> Recipe:
+    return choose(folder, machine, given or {}, measure, weights, minutes)
 
 
 GREY, RANDOM = replace(PHOTOGRAPHS, grey=True), "rand-m6-mstd0.5-inc1"
+LARGE = replace(PHOTOGRAPHS, side=3000, megapixels=12.0)
 
 
 def uneven(few: int, many: int = 300, **figures) -> Survey:
@@ -223,75 +205,55 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
+        (LARGE, {}, {"data.shrink": 128}),
+        (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
+        (replace(LARGE, side=250, megapixels=0.1), {}, {"data.shrink": "absent"}),
+        (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
+        (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
+        (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
+        (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),
+        (PHOTOGRAPHS, {"trainer.max_steps": 5}, {"trainer.max_epochs": "absent"}),
+        (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
+        (PHOTOGRAPHS, {"model.optimizer": "adamw"}, {"model.optimizer": "absent", "model.lr": 1e-3}),
+        (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
     ],
 )
-def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict, expected: dict) -> None:
-    found = choose(folder, TWO_CORES, given, Typical()).settings
+def test_the_rules_go_by_the_images_the_classes_and_what_is_given(folder: Survey, given: dict, expected: dict) -> None:
+    found = recipe(folder, given).settings
     assert {name: found.get(name, "absent") for name in expected} == expected
 
 
-def test_large_images_are_halved() -> None:
-    large = replace(PHOTOGRAPHS, side=3000, megapixels=12.0)
-    assert settings(large)["data.shrink"] == 128
-    assert settings(large, data__img_size=96)["data.shrink"] == 192
-    small = replace(PHOTOGRAPHS, side=250, megapixels=0.1)
-    assert "data.shrink" not in settings(small)
-    assert settings(replace(small, megapixels=2.3))["data.shrink"] == 128  # a few are huge
-
-
-def test_the_blocks_see_few_patches() -> None:
-    gpu, sizes = Machine(16, 1, True), (28, 32, 36, 48, 64, 96, 2, 1)
-    patches = [settings(PHOTOGRAPHS, data__img_size=size)["model.fields.patch_size"] for size in sizes]
-    assert patches == [4, 8, 4, 8, 16, 16, 1, 1]
-    patches = [settings(PHOTOGRAPHS, gpu, data__img_size=size)["model.fields.patch_size"] for size in sizes]
-    assert patches == [2, 2, 3, 3, 4, 6, 1, 1]
-    assert settings(PHOTOGRAPHS, gpu)["model.fields.depth"] == 12
-
-
-def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
-    found = settings(PHOTOGRAPHS, data__img_size=96, trainer__max_epochs=7, model__optimizer="adamw")
-    assert found.keys().isdisjoint({"data.img_size", "trainer.max_epochs", "model.optimizer"})
-    assert 96 % found["model.fields.patch_size"] == 0
-    assert (found["model.warmup_epochs"], found["model.lr"]) == (0.7, 1e-3)
-    assert "trainer.max_epochs" not in settings(PHOTOGRAPHS, trainer__max_steps=5)
-    large = settings(PHOTOGRAPHS, model__name="s24")
-    assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
-    assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
-
-
-def test_minutes_count_for_any_number_of_images() -> None:
-    """There is no step at a number, and an epoch that does not fit is not begun."""
-    for images in (50_000, 99_999, 100_000, 1_281_167):
-        folder, pace = replace(PHOTOGRAPHS, counts={"a": images, "b": 20}, val=5000), Pace(2e-3)
-        recipe = choose(folder, TWO_CORES, {}, Typical(pace=pace))
-        steps = recipe.settings.get("trainer.max_steps", recipe.settings["trainer.max_epochs"] * images // 64)
-        assert steps * 64 * pace.image < 180
-        assert recipe.settings["model.fields.depth"] == 1
-    assert dict(recipe.lines)["warning"].startswith("1,281,187 images are many")
+@pytest.mark.parametrize(
+    ("machine", "patches"), [(TWO_CORES, [4, 8, 4, 8, 16, 16, 1, 1]), (Machine(16, 1, True), [2, 2, 3, 3, 4, 6, 1, 1])]
+)
+def test_the_blocks_see_few_patches(machine: Machine, patches: list[int]) -> None:
+    found = [recipe(given={"data.img_size": size}, machine=machine) for size in (28, 32, 36, 48, 64, 96, 2, 1)]
+    assert [each.settings["model.fields.patch_size"] for each in found] == patches
+    assert found[0].settings["model.fields.depth"] == (12 if machine.gpus else 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "size"),
-    [("timm/resnet10t", 28, 64), ("timm/resnet10t", 480, 96), ("timm/no_such_network", 48, 224)],
+    ("name", "weights", "image", "side", "size"),
+    [
+        ("timm/resnet10t", None, 4e-3, 28, 64),
+        ("timm/resnet10t", None, 4e-3, 480, 96),
+        ("timm/no_such_network", None, 4e-3, 48, 224),
+        ("timm/resnet10t", PUBLISHED, 4e-3, 480, 224),
+        ("timm/resnet10t", PUBLISHED, 8e-3, 480, 192),
+        ("timm/resnet10t", PUBLISHED, 3e-2, 480, 128),
+        ("timm/resnet10t", PUBLISHED, 1e-3, 48, 128),
+        ("timm/resnet10t", PUBLISHED, 1e-3, 90, 160),
+    ],
 )
-def test_other_networks_see_images_for_which_there_is_time(name: str, side: int, size: int) -> None:
-    recipe = choose(replace(PHOTOGRAPHS, side=side), TWO_CORES, {"model.name": name}, Typical())
-    found = recipe.settings
-    assert (found["data.img_size"], found["model.lr"]) == (size, 1e-3)
-    assert found["data.mean"] == list(PHOTOGRAPHS.mean)
-    assert found.keys().isdisjoint({"model.optimizer", "model.solve_head"})
-    assert not any(key.startswith("model.fields") for key in found)
-
-
-@pytest.mark.parametrize(
-    ("image", "side", "size"),
-    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 128), (1e-3, 48, 128), (1e-3, 90, 160)],
-)
-def test_weights_see_the_largest_images_for_which_there_is_time(image: float, side: int, size: int) -> None:
-    folder = replace(PHOTOGRAPHS, side=side)
-    recipe = choose(folder, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(image), PUBLISHED)
-    assert recipe.settings["data.img_size"] == size
-    assert "data.mean" not in recipe.settings
+def test_other_networks_see_the_largest_images_for_which_there_is_time(
+    name: str, weights: Weights | None, image: float, side: int, size: int
+) -> None:
+    found = recipe(replace(PHOTOGRAPHS, side=side), {"model.name": name}, Typical(image), weights).settings
+    assert found["data.img_size"] == size
+    assert found.get("data.mean") == (None if weights else list(PHOTOGRAPHS.mean))
+    assert found["model.lr"] == (1e-4 if weights else 1e-3)
+    assert found.get("model.solve_head", False) is bool(weights)
+    assert not any(key.startswith(("model.fields", "model.optimizer")) for key in found)
 
 
 @pytest.mark.parametrize(
@@ -307,115 +269,108 @@ def test_weights_that_tell_less_than_the_pixels_are_left(
     by_default: bool, scores: tuple[float, float] | None, starts: bool, words: str
 ) -> None:
     weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, by_default)
-    recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, Typical(scores=scores), weights)
-    assert recipe.settings.get("model.pretrained", False) is starts
-    assert words in " ".join(text for topic, text in recipe.lines if topic == "weights")
+    found = recipe(measure=Typical(scores=scores), weights=weights)
+    assert found.settings.get("model.pretrained", False) is starts
+    assert words in " ".join(text for topic, text in found.lines if topic == "weights")
 
 
 def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
-    recipe = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(), PUBLISHED)
-    found = recipe.settings
+    found = recipe(given=RESNET, weights=PUBLISHED).settings
     assert (found["model.freeze_norm"], found["model.lr"], found["data.mixup"]) == (True, 1e-4, 0.0)
     assert "model.freeze" not in found
-    slow = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(1.0), PUBLISHED)
+    slow = recipe(given=RESNET, measure=Typical(1.0), weights=PUBLISHED)
     assert slow.settings["model.freeze"] is True
     assert "because not one epoch fits" in dict(slow.lines)["frozen"]
-    unsolved = {"model.name": "timm/resnet10t", "model.solve_head": False}
-    assert choose(PHOTOGRAPHS, TWO_CORES, unsolved, Typical(), PUBLISHED).settings["model.lr"] == 3e-4
+    assert recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings["model.lr"] == 3e-4
 
 
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
-        for image, val in ((1e-3, 60), (0.05, 1200), (1e-4, 60)):
-            pace, folder = Pace(image, start=15.0), replace(PHOTOGRAPHS, val=val)
-            recipe = choose(folder, TWO_CORES, {}, Typical(pace=pace), minutes=minutes)
-            epochs, every = (recipe.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
-            if "trainer.max_steps" in recipe.settings:
+        for image, val, many in ((1e-3, 60, 300), (0.05, 1200, 300), (1e-4, 60, 300), (2e-3, 5000, 1_281_167)):
+            pace, folder = Pace(image, start=15.0), replace(PHOTOGRAPHS, val=val, counts={"a": many, "b": 280})
+            found = recipe(folder, measure=Typical(pace=pace), minutes=minutes)
+            epochs, every = (found.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
+            if "trainer.max_steps" in found.settings:  # an epoch that does not fit is not begun
+                assert found.settings["trainer.max_steps"] * 64 * image < 60 * minutes
                 continue
             seconds = pace.seconds(epochs, folder.images, val, epochs / every)
             assert seconds <= 60 * minutes or epochs == 1
-            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, measured" in dict(recipe.lines)["length"]
-    few, many = (settings(replace(PHOTOGRAPHS, counts={"a": 4000, "b": 4000}), minutes=minutes) for minutes in (3, 9))
-    assert many["trainer.max_epochs"] > 2.5 * few["trainer.max_epochs"]
+            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, measured" in dict(found.lines)["length"]
 
 
 def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.extras.recipe import trial
-
     monkeypatch.chdir(tmp_path)
     root = fill(tmp_path / "photos", {"a": 40, "b": 40}, size=80)
     folder = surveyed(root, Reading(in_chans=1))
     quick = {"data.num_workers": 0, "trainer.accelerator": "cpu", "data.root": str(root)}
     depths: list[int] = []
-    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(figures, "SECONDS", 0.3)
     monkeypatch.setattr(
-        trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
+        figures, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
-    one = {"depth": 12, "in_chans": 1}
-    for given in ({"model.fields.depth": 1, "model.fields.in_chans": 1}, {"model.fields": one}):  # in either spelling
-        given = quick | given | {"data.shrink": 20}
-        pace = Trial().run(choose(folder, TWO_CORES, given, Typical()).held)
-        assert pace is not None
-        assert min(pace.image, pace.start) > 0
-    assert depths == [1, 12]
+    given = quick | {"model.fields.depth": 3, "model.fields.in_chans": 1, "data.shrink": 20}
+    pace = Trial().run(recipe(folder, given).held)
+    assert pace is not None
+    assert min(pace.image, pace.start) > 0
+    assert depths == [3]
     named = [f"{path.relative_to(root)},{path.parent.name};any" for path in sorted(root.glob("*/*"))]
     Path("several.csv").write_text("\n".join(["path,label", *named]))
     several = quick | {"data.labels": "several.csv", "data.multi_label": True}
-    assert Trial().run(choose(folder, TWO_CORES, several, Typical()).held) is not None
-    assert Trial().run(choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}, Typical()).held) is None
+    assert Trial().run(recipe(folder, several).held) is not None
+    assert Trial().run(recipe(folder, quick | {"model.optimizer": "nope"}).held) is None
     small, large = (Trial().step(quick | {"model.name": "timm/resnet10t"}, size) for size in (32, 128))
     assert 0 < small < large
     assert Trial().step(quick | {"model.name": "timm/no_such_network"}, 64) is None
 
 
-def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path) -> None:
     root = fill(tmp_path / "photos", {"a": 6, "b": 6})
     given = ["--data.root", str(root), "--trainer.max_steps=2"]
     chosen = arguments.add_recipe([*given, "--minutes", "10"], Program())
     assert chosen == arguments.add_recipe(given, Program())
-    for wrong in ("0", "soon"):
-        with pytest.raises(UserError, match="--minutes must be a number above 0"):
+    for wrong, words in (("0", "must be a number above 0, got 0"), ("inf", "got inf"), ("soon", "invalid float value")):
+        with pytest.raises(UserError, match=f"--minutes.*{words}"):
             arguments.add_recipe([*given, f"--minutes={wrong}"], Program())
     with pytest.raises(UserError, match="there is no setting minuts; did you mean --minutes"):
         replace_arguments("fit", [*given, "--minuts=3"], Program())
-    digits = f"--config={REPO / 'configs/digits.yaml'}"
-    named = [digits, "--run_name", "minutes"]
+    named = [DIGITS_YAML, "--run_name", "minutes"]
     assert replace_arguments("fit", named, Program()) == named
-    with pytest.raises(UserError, match="--minutes is for a folder of images"):
-        arguments.add_recipe([digits, "--minutes=2"], Program())
+    for others in ([DIGITS_YAML], ["--data.root=own:digits"], []):
+        with pytest.raises(UserError, match="--minutes is for a folder of images"):
+            arguments.add_recipe([*others, "--minutes=2"], Program())
+    assert arguments.add_recipe([*given, "--help"], Program()) == [*given, "--help"]
 
 
-@pytest.mark.parametrize("given", [None, 97, 100, 120])
-def test_the_last_epoch_is_validated(given: int | None) -> None:
-    found = {"trainer.max_epochs": given} | settings(PHOTOGRAPHS, **({"trainer__max_epochs": given} if given else {}))
-    assert found["trainer.max_epochs"] % found["trainer.check_val_every_n_epoch"] == 0
-    assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [("none", []), ("timm", ["--model.pretrained=true"]), ("w.pth", ["--model.weights=w.pth"])],
+)
+def test_weights_are_taken_beside_a_configuration_too(
+    source: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.pth").touch()
+    given = [DIGITS_YAML, "--data.root=photos", "--model.lr", "1e-3"]
+    assert arguments.add_recipe([*given, f"--from={source}"], Program()) == [*settings, *given]
+    assert arguments.add_recipe(["--from", source, *given], Program()) == [*settings, *given]
 
 
 def test_settings_are_read_in_every_spelling() -> None:
-    assert arguments.given_settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert arguments.given_settings(["--data.root=2024", "--x={"]) == {"data.root": "2024", "x": "{"}
     assert arguments.given_settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=null"]
     named = {"data.root": "a b", "model.lr": 1e-3, "print_config": True, "x": None}
-    fields = {"model.fields": {"depth": 2}, "model.fields.depth": 2}
-    assert arguments.given_settings(words) == named | fields
-    assert arguments.without(words, "model.fields") == [*words[:3], *words[5:]]
+    assert arguments.given_settings(words) == named | {"model.fields.depth": 2}
 
 
-def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
-    overlay, digits = (f"--config={REPO / 'configs' / name}" for name in ("trainer/debug.yaml", "digits.yaml"))
-    program = Program()
-    chosen = arguments.add_recipe([overlay, *root], program)
-    name = program.default_name
-    assert name == "photos"
+def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Path) -> None:
+    root, program = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))], Program()
+    chosen = arguments.add_recipe([f"--config={REPO / 'configs/trainer/debug.yaml'}", *root], program)
+    assert program.default_name == "photos"
     given = arguments.given_settings(chosen)
     assert "model.fields.patch_size" in given
     assert "trainer.max_epochs" not in given  # the overlay's
-    capsys.readouterr()
-    assert arguments.add_recipe([digits, *root], Program()) == [digits, *root]
+    assert arguments.add_recipe([DIGITS_YAML, *root], Program()) == [DIGITS_YAML, *root]
     wrong = [*root, "--data.img_size", "abc"]
     assert arguments.add_recipe(wrong, Program()) == wrong  # the parser tells
 
@@ -428,21 +383,16 @@ def keys(rank: int = 0, world: int = 1, balance: str = "full", first: int = 0) -
 
 
 @pytest.mark.parametrize(("balance", "small"), [("full", 50), ("sqrt", 25)])
-def test_an_epoch_shares_out_the_classes_and_repeats_no_key(balance: str, small: int) -> None:
-    flat = [key for batch in keys(balance=balance) for key in batch]
-    assert sum(index >= 90 for _, index, _ in flat) == small
+def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step(balance: str, small: int) -> None:
+    whole = keys(balance=balance)
+    flat = [key for batch in whole for key in batch]
     assert len({*flat}) == len(flat) == 100
     times = Counter(index for _, index, _ in flat if index >= 90)
+    assert times.total() == small
     assert max(times.values()) - min(times.values()) <= 1
-
-
-def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step() -> None:
-    whole = keys()
-    parts = [keys(rank, 2) for rank in range(2)]
-    assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == [
-        key for batch in whole for key in batch
-    ]
-    assert keys(first=7) == whole[7:]
+    parts = [keys(rank, 2, balance) for rank in range(2)]
+    assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == flat
+    assert keys(balance=balance, first=7) == whole[7:]
     assert shares([90, 10], 0.5) == [75, 25]
     assert occurrences(torch.tensor([5, 7, 5, 5])).tolist() == [0, 0, 1, 2]
 
@@ -469,26 +419,25 @@ def test_the_mean_over_the_classes_leaves_out_those_without_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("images", "source", "words"),
     [
-        (timm.create_model("test_resnet", num_classes=3).state_dict(), "; --model.name says which network to train"),
-        ({"a.weight": torch.zeros(3)}, "in the model; --model.name says which network to train, here xxs24"),
+        (2, "none", "2 training images are too few to learn from"),
+        (12, "w.pth", "w.pth is of another network: "),
+        (12, "w.pth", "in the model; --model.name says which network to train, here xxs24"),
     ],
 )
-def test_weights_of_another_network_are_refused_before_anything_is_measured(
-    state: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+def test_what_is_of_no_use_is_told_before_anything_is_measured(
+    images: int, source: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fill(tmp_path / "photos", {"a": 12, "b": 12})
-    torch.save(state, "w.pth")
+    fill(tmp_path / "photos", {"a": images, "b": images})
+    torch.save({"a.weight": torch.zeros(3)}, "w.pth")
     with pytest.raises(SystemExit) as stop:
-        main(["fit", "--data.root=photos", "--from=w.pth"])
+        main(["fit", "--data.root=photos", f"--from={source}"])
     out, err = capfd.readouterr()
     assert (stop.value.code, out) == (2, "")  # not a line of the recipe, which a trial measures
-    assert err.startswith("cait: error: w.pth is of another network: ")
     assert words in err
     assert err.count("\n") == 1
-    assert not Path("logs").exists()
 
 
 BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1"]
@@ -502,6 +451,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
     main(["fit", "--data.root", "my photos", *BRIEF])
     output = capfd.readouterr().out
     chosen = output[: output.index("Any setting")]
+    assert "  weights   none, because " in chosen
     assert max(map(len, chosen.splitlines())) <= 80
     run = tmp_path / "logs" / "my-photos"
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -539,5 +489,5 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)  # the emulation
     machine = this_machine({})
     assert (machine.gpus, machine.fast_bf16) == (1, fast)
-    chosen = choose(PHOTOGRAPHS, machine, {}, Typical()).settings
+    chosen = recipe(machine=machine).settings
     assert chosen.get("trainer.precision") == ("bf16-mixed" if fast else None)

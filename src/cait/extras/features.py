@@ -1,0 +1,239 @@
+"""The features that a network has of images, which are what its head sees in evaluation, and a head solved on them.
+
+Fine-tuning from a solved head changes the features less than from one at random ("Fine-Tuning can Distort Pretrained
+Features and Underperform Out-of-Distribution", Kumar et al., ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils.data import default_collate
+
+from cait import cores
+from cait.data.dataset import EvalImages, Samples
+from cait.data.reading import UnreadableImages
+from cait.errors import UserError
+from cait.model.weights import classifiers
+
+BATCH = 64
+SIDE = 64
+"""Larger images are averaged down to this many pixels a side before their pixels are kept."""
+STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+"""Values of C as scikit-learn has it: the larger, the weaker the regularisation."""
+USUAL = 0.1
+"""C where no class has enough images to hold some out."""
+HELD_OUT = 5
+"""One image of so many of each class is held out to choose C."""
+ITERATIONS, TOLERANCE = 200, 1e-4
+"""Of L-BFGS, at each C; the second is of the gradient's largest value."""
+WORK = 200_000_000
+"""Most images × values × classes (10 or more) that `classify` learns from: about 20 seconds of a core."""
+
+
+class Extracted(NamedTuple):
+    """The images of a set that can be read."""
+
+    features: np.ndarray
+    """float32 [N, D]."""
+    labels: np.ndarray
+    """int64 [N], as the samples have them; -1 without a class."""
+    kept: np.ndarray
+    """int64 [N], the indices of the images among the samples."""
+    pixels: np.ndarray
+    """uint8 [N, 3, S, S], S at most SIDE; float32 if the transform is one's own; S is 0 if not asked for."""
+
+    def at(self, places: np.ndarray) -> Extracted:
+        """The images at which a mask [N] is True."""
+        return Extracted(*(column[places] for column in self))
+
+
+def extract(
+    network: nn.Module,
+    samples: Samples,
+    data: Any,
+    device: torch.device,
+    chosen: Sequence[int] | None = None,
+    pixels: bool = False,
+    head: nn.Module | None = None,
+) -> Extracted:
+    """Read images once, under the evaluation transform of a data module, and take their features.
+
+    Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
+
+    Args:
+        network: is put on the device and into evaluation, and left as it was.
+        chosen: the indices of the images to read; None reads all.
+        head: the layer whose inputs are the features; None takes the first of `classifiers`.
+    """
+    unreadable = UnreadableImages(None, len(samples))
+    images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
+    chosen = range(len(samples)) if chosen is None else chosen
+    modes, home = [(part, part.training) for part in network.modules()], next(network.parameters()).device
+    network.to(device).eval()
+    columns = []
+    try:
+        with ThreadPoolExecutor(cores.share(1)) as pool:
+            for start in range(0, len(chosen), BATCH):
+                batch, labels = default_collate([*pool.map(images.__getitem__, chosen[start : start + BATCH])])
+                kept = _small(batch) if pixels else np.zeros((len(batch), 3, 0, 0))
+                batch = batch.to(device)
+                seen = data.normalize_and_erase(batch) if batch.dtype == torch.uint8 else batch
+                columns.append((inputs(network, head, seen), labels.numpy(), kept))
+    finally:
+        network.to(home)
+        for part, training in modes:
+            part.training = training
+    features, marks, planes = map(np.concatenate, zip(*columns, strict=True))
+    if not np.isfinite(features).all():
+        raise UserError("the network has features that are not finite")
+    readable = np.array([samples.name(index) not in unreadable.seen for index in chosen])
+    return Extracted(features, marks, np.array(chosen), planes).at(readable)
+
+
+@torch.inference_mode()
+def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
+    """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
+    seen: list[Tensor] = []
+    for layer in [head] if head else classifiers(network)[:1]:
+        hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            network(images.to(next(network.parameters()).dtype))
+        finally:
+            hook.remove()
+    if not seen:
+        raise UserError("features are what the classifier sees, and the network calls none: give it get_classifier()")
+    features = seen[-1].movedim(1, -1) if isinstance(layer, nn.Conv2d) else seen[-1]
+    return features.reshape(len(features), -1, features.shape[-1]).mean(1).float().cpu().numpy()
+
+
+def _small(batch: Tensor) -> np.ndarray:
+    """Images uint8 [B, S, S, 3] or float32 [B, 3, S, S], channels first and averaged down to SIDE."""
+    planes = batch.permute(0, 3, 1, 2) if batch.dtype == torch.uint8 else batch
+    if planes.shape[-1] > SIDE:
+        planes = nn.functional.adaptive_avg_pool2d(planes.float(), SIDE).to(batch.dtype)
+    return planes.numpy()
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` numbers, evenly over them."""
+    return list(range(count)) if count <= most else [i * count // most for i in range(most)]
+
+
+class Rows(NamedTuple):
+    """What a head is solved on."""
+
+    features: Tensor
+    """float64 [N, D]."""
+    targets: Tensor
+    """[N], the class of each row; or [N, C] of 0 and 1, if a row may have several."""
+    weights: Tensor
+    """[N], how much each row counts, 1 in the mean."""
+
+    def part(self, chosen: Tensor) -> Rows:
+        return Rows(*(column[chosen] for column in self))
+
+    def loss(self, layer: Tensor) -> Tensor:
+        """The mean loss under a layer [D + 1, C]. Its last row is the bias. Of several labels, one against the rest."""
+        logits = torch.addmm(layer[-1], self.features, layer[:-1])
+        if self.targets.ndim == 2:
+            each = binary_cross_entropy_with_logits(logits, self.targets.to(logits), reduction="none").sum(1)
+        else:
+            each = cross_entropy(logits, self.targets, reduction="none")
+        return (each * self.weights).mean()
+
+
+class Head(NamedTuple):
+    """A linear layer on features as they are, [C, D] and [C], and the C that was taken."""
+
+    weight: Tensor
+    bias: Tensor
+    strength: float
+
+
+def solve(
+    features: Tensor,
+    targets: Tensor,
+    classes: int,
+    weights: Tensor | None = None,
+    strength: float | None = None,
+) -> Head:
+    """The head that fits all rows best. It is solved on standardised features, and folded to take them as they are.
+
+    Args:
+        features: [N, D].
+        targets: as in `Rows`.
+        classes: C, also with classes that no row has.
+        weights: [N], in any unit; None counts all rows alike.
+        strength: C of the regularisation; None takes the one that does best on rows which are held out.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that the bits do not depend on their number
+    try:
+        features = features.double()
+        mean, deviation = features.mean(0), features.std(0, correction=0)
+        deviation = deviation.where(deviation > 0, 1.0)
+        counts = torch.ones(len(features)) if weights is None else weights / weights.mean()
+        rows = Rows((features - mean) / deviation, targets, counts.double())
+        layer = torch.zeros(features.shape[1] + 1, classes, dtype=torch.float64)
+        if strength is None:
+            layer, strength = _chosen(rows, layer)
+        layer = fit(rows, strength, layer)
+    finally:
+        torch.set_num_threads(threads)
+    weight = layer[:-1].T / deviation
+    return Head(weight.float(), (layer[-1] - weight @ mean).float(), strength)
+
+
+def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
+    """The layer and the C with the least loss on the rows held out, from strong regularisation to weak."""
+    held = held_out(rows.targets)
+    if not held.any():
+        return layer, USUAL
+    seen, unseen = rows.part(~held), rows.part(held)
+    least, best, strength = torch.inf, layer, USUAL
+    for candidate in STRENGTHS:
+        layer = fit(seen, candidate, layer)
+        loss = unseen.loss(layer).item()
+        if loss >= least:
+            break
+        least, best, strength = loss, layer, candidate
+    return best, strength
+
+
+def held_out(targets: Tensor) -> Tensor:
+    """Which rows are held out, bool [N]: one of HELD_OUT of each class, spread evenly over them."""
+    labels = targets.argmax(1) if targets.ndim == 2 else targets
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        held[(labels == label).nonzero()[HELD_OUT - 1 :: HELD_OUT]] = True
+    return held
+
+
+def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
+    """The layer [D + 1, C] with the least loss and L2 penalty on all but the bias, from a start of that shape."""
+    layer = start.clone().requires_grad_()
+    how: Any = dict(max_iter=ITERATIONS, tolerance_grad=TOLERANCE, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([layer], **how)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = rows.loss(layer) + layer[:-1].square().sum() / (2 * strength * len(rows.features))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return layer.detach()
+
+
+def classify(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: int) -> np.ndarray:
+    """The classes of `others` [M, D] by a head that is solved on rows [N, D], or a part of them, with C 1."""
+    seen = evenly(len(rows), max(2 * classes, WORK // (rows.shape[1] * max(10, classes))))
+    head = solve(torch.from_numpy(rows[seen]), torch.from_numpy(labels[seen]), classes, strength=1.0)
+    return (others @ head.weight.numpy().T + head.bias.numpy()).argmax(1)
