@@ -226,6 +226,8 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
+        if self.config[self.subcommand].ckpt_path is not None:
+            self.model.starts_anew = False  # the weights that it began with may be gone
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))

@@ -92,7 +92,7 @@ class CaiTModule(LightningModule):
         super().__init__()
         save_hyperparameters(self, given)
         self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
-        self.name, self._at_start = architecture.name, True
+        self.name, self.starts_anew = architecture.name, True
         self.optimizer_settings, self.loss_settings, self.loss = optimizer, loss, loss.build()
         self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
@@ -135,10 +135,9 @@ class CaiTModule(LightningModule):
         return []
 
     def setup(self, stage: str) -> None:
-        # Only once and before a checkpoint is read, because it would overwrite what was trained since.
-        if self._at_start and self.trainer.ckpt_path is None:
+        if self.starts_anew:
             self._load_initial_weights()
-        self._at_start = False
+        self.starts_anew = False
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
@@ -313,7 +312,7 @@ class CaiTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
-        self._at_start = False
+        self.starts_anew = False
         data = ckpt.data_state(checkpoint) or {}
         known = self.class_names = data.get("class_names")
         self.preprocessing, self.reading, self.eval_transform = data.get("preprocessing"), None, None
