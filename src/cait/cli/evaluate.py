@@ -121,7 +121,9 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
 
 def _same(path: str | Path | None, other: str | Path | None) -> bool:
     """Whether both are the same file or folder, or none."""
-    return path == other if None in (path, other) else os.path.realpath(str(path)) == os.path.realpath(str(other))
+    if None in (path, other):
+        return path == other
+    return os.path.realpath(str(path)) == os.path.realpath(str(other))
 
 
 def _paths(table: str | Path, root: str | Path) -> set[str]:
@@ -138,7 +140,10 @@ class Scoring:
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
         self.folder = folder
-        self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
+        self.config = cli.config.validate
+        self.trainer = cli.trainer
+        self.module = cli.model
+        self.data = cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
@@ -159,7 +164,8 @@ class Scoring:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
             rows = self._rows()
-            show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
+            further = (row for scorer in self.scorers for row in scorer.rows(rows, result))
+            show(result, [*rows, *further])
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)

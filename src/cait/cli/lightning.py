@@ -320,4 +320,6 @@ def _hide_noise() -> None:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -97,14 +97,17 @@ def explain(message: str, verb: str, arguments: list[str], known: list[str]) -> 
 def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
     lines = [line.strip(" -") for line in message.splitlines()]
-    return "; ".join(line[:MOST] for line in lines if line and not line.startswith(REPEATED)).replace(":; ", ": ")
+    told = [line[:MOST] for line in lines if line and not line.startswith(REPEATED)]
+    return "; ".join(told).replace(":; ", ": ")
 
 
 def _hint(word: str, verb: str, known: list[str]) -> str:
     """The end of a message about an unknown setting: what has its last part, or is alike."""
-    if same := [f"--{name}" for name in known if name.endswith(f".{word.replace('-', '_')}")]:
+    last = f".{word.replace('-', '_')}"
+    if same := [f"--{name}" for name in known if name.endswith(last)]:
         return f"; did you mean {' or '.join(same)}?"
-    return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
+    options = [f"--{name}" for name in known]
+    return did_you_mean(f"--{word}", options, f"; `cait {verb} --help=all` lists what there is")
 
 
 def _file_with(key: str, arguments: list[str]) -> str:
@@ -143,7 +146,8 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
     named = given if isinstance(given, list) else [given]
     for callback in (callback for callback in named if hasattr(callback, "class_path")):
         module, _, name = callback.class_path.rpartition(".")
-        for base in getattr(getattr(sys.modules.get(module), name, None), "__mro__", ()):  # it may be a function
+        kind = getattr(sys.modules.get(module), name, None)
+        for base in getattr(kind, "__mro__", ()):  # it may be a function
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
@@ -154,7 +158,8 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
 
 def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
-    peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
+    scaled = schedule.lr * images / (schedule.lr_base_size or images)
+    peak = max(schedule.lr, scaled)
     if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 

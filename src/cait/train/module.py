@@ -205,7 +205,11 @@ class CaiTModule(LightningModule):
         """Log a step's loss, and top-1: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
-        right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets
+        if targets.ndim == 2:
+            share = targets.gather(1, best[:, None])[:, 0]
+            right = share == targets.amax(dim=1)
+        else:
+            right = best == targets
         acc1 = 100 * right.float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
