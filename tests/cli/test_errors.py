@@ -92,6 +92,7 @@ ROWS = [
     # Of several files the line names the one that has it, and none where an option has it too.
     ([*FIT, "--config", "key.yaml"], CONFIGS["key.yaml"]),
     ([*FIT, "--config", "type.yaml", "--config", "trainer/cpu.yaml"], CONFIGS["type.yaml"]),
+    (["fit", "--config", "type.yaml", "--config", "digits.yaml"], CONFIGS["type.yaml"]),
     ([*FIT, "--config", "type.yaml", "--trainer.max_epochs=few"], "error: --trainer.max_epochs: Expected"),
     *((line.split(" "), words) for line, words in VERBS.items()),
 ]
