@@ -151,7 +151,7 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
         metric, mode = settings.get("monitor"), settings.get("mode")
-        if metric and mode == "min" and best_mode(metric, metrics) == "max":
+        if isinstance(metric, str) and mode == "min" and best_mode(metric, metrics) == "max":
             raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
 
 
