@@ -154,7 +154,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
-            refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.model.metrics or {})
+            refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""

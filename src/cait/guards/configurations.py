@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def files_first(arguments: Iterable[str]) -> list[str]:
         if name in ("--config", "-c"):
             files.append(f"--config={_found(value if has_value else next(words, ''))}")
         elif name in ("--data", "--model", "--trainer"):
-            groups.append(f"{name}={value if has_value else next(words, '')}")
+            groups += [word, *islice(words, not has_value)]
         else:
             others.append(word)
     places = (place for place, word in enumerate(others) if word.startswith("-"))

@@ -90,7 +90,7 @@ def explain(message: str, verb: str, arguments: list[str], known: list[str]) -> 
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         return f"{found[1]} cannot be set: {configurations.LINKED.get(found[1], 'it follows another setting')}"
     if found := re.match(r'Parser key "(.+?)":', message):
-        return f"{_file_with(found[1], arguments)}--{found[1]}: {_shortened(message[found.end() :])}"
+        return f"{_file_with(found[1], arguments, message)}--{found[1]}: {_shortened(message[found.end() :])}"
     return one_line(message)
 
 
@@ -110,17 +110,20 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
     return did_you_mean(f"--{word}", options, f"; `cait {verb} --help=all` lists what there is")
 
 
-def _file_with(key: str, arguments: list[str]) -> str:
-    """The last configuration that sets the key, as "mine.yaml: "; empty if an option does, or none."""
+def _file_with(key: str, arguments: list[str], message: str = "") -> str:
+    """The last configuration that sets the key, if any to the value in the message, as "mine.yaml: ".
+
+    Empty if an option sets it, or none.
+    """
 
     def is_among(names: Iterable[str]) -> bool:
         return any(f"{name.rstrip('+')}.".startswith(f"{key}.") for name in names)
 
-    if not is_among(name for name, _ in configurations.options(arguments)):
-        for file in reversed(configurations.config_files(arguments)):
-            if is_among(flatten(configurations.settings(file))):
-                return f"{file}: "
-    return ""
+    files = reversed(configurations.config_files(arguments))
+    held = {file: found for file in files if is_among(found := flatten(configurations.settings(file)))}
+    if not held or is_among(name for name, _ in configurations.options(arguments)):
+        return ""
+    return f"{max(held, key=lambda file: message.endswith(f'value: {held[file].get(key)}'))}: "
 
 
 def check_settings(given: Any) -> None:
@@ -152,7 +155,7 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
         metric, mode = settings.get("monitor"), settings.get("mode")
-        if metric and mode == "min" and best_mode(metric, metrics) == "max":
+        if isinstance(metric, str) and mode == "min" and best_mode(metric, metrics) == "max":
             raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
 
 

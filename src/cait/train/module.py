@@ -328,10 +328,14 @@ class CaiTModule(LightningModule):
             raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
         from cait.model.weights import difference
 
-        own, parts = self.state_dict(), ("loss.", "val_metrics.")  # those follow from the settings of now
-        state = {key: value for key, value in own.items() if key.startswith(parts)} | checkpoint["state_dict"]
-        state = {key: value for key, value in state.items() if key in own or not key.startswith(parts)}
-        checkpoint["state_dict"] = state
+        # It stays the same object, which holds the versions of its modules too.
+        own, state = self.state_dict(), checkpoint["state_dict"]
+        for key in own.keys() ^ state.keys():
+            if key.startswith(("loss.", "val_metrics.")):  # those follow from the settings of now
+                if key in own:
+                    state[key] = own[key]
+                else:
+                    del state[key]
         if differs := difference(own, state):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":
