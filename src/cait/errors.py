@@ -94,15 +94,15 @@ def table_console(width: int, **settings: Any) -> Any:
 
 
 def to_type(make: str, cait: str) -> str:
-    """The command to name in a message: one of the Makefile in a clone, of `cait` where the package is installed."""
-    return cait if IS_INSTALLED else make
+    """The command to name in a message: one of the Makefile to those who have typed one, else of `cait`."""
+    return make if "MAKELEVEL" in os.environ else cait  # which make gives to what it starts
 
 
 def to_install(packages: str) -> str:
     """The command that installs `packages`, or an optional group of this package, as "[sweep]"."""
     if packages.startswith("["):
-        packages = to_type(f"--editable '.{packages}'", f"'cait-lightning{packages}'")
-    return f"{to_type('.venv/bin/', '')}pip install {packages}"
+        packages = f"'cait-lightning{packages}'" if IS_INSTALLED else f"--editable '.{packages}'"
+    return f"{'' if IS_INSTALLED else '.venv/bin/'}pip install {packages}"
 
 
 def kind_and_place(error: Exception) -> str:

@@ -43,7 +43,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     assert len(lines) == 2
     assert all(word in lines[1] for word in ("epoch 2/2", "loss", "lr", "val/acc1"))
-    for words in ("logs/first/checkpoints/best.ckpt", "make eval RUN=first", "make resume RUN=first"):
+    for words in ("logs/first/checkpoints/best.ckpt", "cait eval first", "cait resume first"):
         assert words in done.stdout
     assert "Warning" not in done.stderr
     assert "leaked" not in done.stderr  # as packages in C++ say of what the garbage collector has not taken at the end
@@ -54,7 +54,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
 
     again = cait("fit", *SMALL, "--run_name=first")
     assert again.returncode == 2
-    assert again.stderr.strip().endswith("go on with `make resume RUN=first` or give another --run_name")
+    assert again.stderr.strip().endswith("go on with `cait resume first` or give another --run_name")
 
     scored = cait("eval", "first")
     assert scored.returncode == 0, scored.stderr
@@ -192,7 +192,7 @@ def test_a_run_that_lies_elsewhere(
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
         main(["fit", *SMALL, *steps, "--trainer.max_epochs=1", f"--trainer.default_root_dir={elsewhere}"])
-        assert f"make resume RUN={elsewhere / name}" in capsys.readouterr().out
+        assert f"cait resume {elsewhere / name}" in capsys.readouterr().out
     # Moved and renamed, it goes on where it lies; with --ckpt_path, from that checkpoint.
     moved = (elsewhere / "digits").rename(tmp_path / "moved")
     (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")

@@ -86,6 +86,8 @@ def load_weights(
 
 def _named(path: Path) -> str:
     """The end of a message: the network that timm's config.json beside a file of weights names, or the file itself."""
+    import timm
+
     content = _read(path)
     with suppress(UserError, OSError):
         content = {"arch": disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]}
@@ -95,7 +97,9 @@ def _named(path: Path) -> str:
     if isinstance(own, dict) and isinstance(own.get("name"), str):
         fields = f" with --model.fields '{as_text(own['fields'])}'" if own.get("fields") else ""
         return f"; it is of {own['name']}{fields}"
-    return f"; it is of {TIMM}{content['arch']}" if isinstance(content.get("arch"), str) else ""
+    if isinstance(content.get("arch"), str):
+        return f"; it is of {TIMM}{content['arch']}"
+    return f"; is it of {TIMM}{path.stem}? Say so by --model.name" if timm.is_model(path.stem) else ""
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:

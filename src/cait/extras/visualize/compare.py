@@ -15,7 +15,7 @@ from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
 
-NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
+NOT_SETTINGS = ("run_name", "output", "ckpt_path", "weights_only", "trainer.default_root_dir")
 """A run's own name and places."""
 
 

@@ -139,7 +139,8 @@ def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
     with torch.enable_grad():
         pixels = image[None].clone().requires_grad_()  # the network's own weights may be frozen
         maps = LayerGradCam(network, layer).attribute(pixels, target=best, relu_attributions=True)
-    return [maps[0].detach().float().cpu()]
+    heat = maps[0].detach().float().cpu()
+    return [heat / heat.sum().clamp_min(torch.finfo(heat.dtype).tiny)]  # shares, as attention's are
 
 
 def _last_maker(called: list[tuple[nn.Module, torch.Size]]) -> nn.Module:

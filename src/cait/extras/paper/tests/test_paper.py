@@ -217,8 +217,8 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         r"table1/layerscale-36 │ as adapted-36, residual layerscale +│ +82\.9 │ not run",
         r"table1/rezero-12 +│ as adapted-12, residual rezero +│ +78\.3 │ 78\.25 after 2 epochs",
         r"table8/depth-36 .* 69\.9†",
-        "train a row: make train PAPER=appendix-b/cls-in-keys",
-        "score a row: make eval PAPER=table8/test-at-256",
+        "train a row: cait fit --paper appendix-b/cls-in-keys",
+        "score a row: cait eval --paper table8/test-at-256",
     ):
         assert re.search(line, shown), line
 
@@ -235,9 +235,9 @@ def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
     [
         (["fit", "--paper", "table1/layerscal-36"], "did you mean table1/layerscale-36"),
         (["fit", "--paper"], "the paper has no row ''"),
-        (["fit", "--paper", "table8/test-at-256"], "make eval PAPER=table8/test-at-256"),
-        (["fit", "--paper", "models/s36-384"], "make train PAPER=models/s36-224` first"),
-        (["eval", "--paper", "table8/crop-ratio-1"], "make train PAPER=table8/distillation` first"),
+        (["fit", "--paper", "table8/test-at-256"], "cait eval --paper table8/test-at-256"),
+        (["fit", "--paper", "models/s36-384"], "cait fit --paper models/s36-224` first"),
+        (["eval", "--paper", "table8/crop-ratio-1"], "cait fit --paper table8/distillation` first"),
         (["paper", "table9"], "no table 'table9'"),
     ],
 )

@@ -133,6 +133,6 @@ def test_a_run_that_was_not_scored_has_no_card(here: Path) -> None:
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3 of data/digits, the run of step 4 of" in refused(here)
         path.unlink()
-        assert "evaluation.json is missing: `make eval RUN=mine` writes it" in refused(here)
+        assert "evaluation.json is missing: `cait eval mine` writes it" in refused(here)
     finally:
         path.write_text(kept)

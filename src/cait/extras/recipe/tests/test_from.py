@@ -77,7 +77,7 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
     found, reason = weights_of("", {}, False)
     assert found is None
-    assert re.fullmatch(f"none, because {words}.*FROM=FILE starts from a file", reason)
+    assert re.fullmatch(f"none, because {words}.*--from FILE starts from a file", reason)
     with pytest.raises(UserError, match=words):
         weights_of("timm", {}, False)
     assert weights_of("none", {}, False) == (None, "")

@@ -59,7 +59,7 @@ def test_the_runs_are_listed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["runs"])
-    assert "there are no runs in logs yet; `make train` starts one" in capsys.readouterr().out
+    assert "there are no runs in logs yet; `cait fit --config digits.yaml` starts one" in capsys.readouterr().out
     ends = "0,,8,,nan,inf\n" + "".join(f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in (1, 2))
     (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)

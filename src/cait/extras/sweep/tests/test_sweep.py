@@ -143,7 +143,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> No
     assert (trial.number, trial.state, trial.params.keys()) == (0, TrialState.COMPLETE, {"model.lr", "data.mixup"})
     assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (2, trial.value)
     assert re.search(rf"^trial-000  complete  val/acc1 {trial.value:.5g}  data.mixup=", output, re.M)
-    assert "make eval RUN=logs/tiny/trial-000" in output
+    assert "cait eval logs/tiny/trial-000" in output
 
 
 @pytest.mark.slow
