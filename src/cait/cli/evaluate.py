@@ -180,7 +180,7 @@ class Scoring:
         if folder := self.folder or _run_with(self.config.ckpt_path or model.weights):
             if _is_other(folder, self.data.root, data.get("labels")) and not _holds_out(folder, source):
                 source.hold_out_all()
-        elif model.pretrained:
+        elif model.pretrained and self.config.ckpt_path is None:
             source.hold_out_all()
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
