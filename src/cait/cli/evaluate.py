@@ -234,8 +234,9 @@ class Scoring:
 
 def _run_with(file: str | None) -> Path | None:
     """The folder of the run in which a checkpoint lies, if it does."""
-    folder = Path(file or "").absolute().parent.parent
-    return folder if file and (folder / rundir.CONFIG).is_file() else None
+    folder = Path(file or "").absolute().parent
+    is_runs = folder.name == rundir.CHECKPOINTS and (folder.parent / rundir.CONFIG).is_file()
+    return folder.parent if file and is_runs else None
 
 
 def _holds_out(folder: Path, source: FolderSource) -> bool:
