@@ -41,6 +41,7 @@ OTHERS = {"background": "colour", "fused": "AdamW", "runs": "a plural", "logger"
 OTHERS["pretrained"] = "timm's word for published weights"
 OTHERS["extra"] = "a key of evaluation.json, which no metric of the user's own may have"
 OTHERS["check"] = "a method that a strategy may have"
+OTHERS["monitor"] = "Lightning's setting of a callback"
 """Words of the core that an extra has for a name or a setting, and what they mean there."""
 
 

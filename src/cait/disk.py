@@ -74,7 +74,11 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
     A shape is a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
     and {...: shape} of all other fields.
     """
-    kind: Any = dict if isinstance(shape, dict) else (list, tuple) if isinstance(shape, list) else shape
+    kind: Any = shape
+    if isinstance(shape, dict):
+        kind = dict
+    elif isinstance(shape, list):
+        kind = (list, tuple)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
         raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")
@@ -114,7 +118,8 @@ def check_output(path: Path, folder: bool = False) -> None:
         raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
     place = path if folder else path.parent
     try:
-        with TemporaryFile(dir=next(each for each in (place, *place.absolute().parents) if each.exists())):
+        folders = (place, *place.absolute().parents)
+        with TemporaryFile(dir=next(each for each in folders if each.exists())):
             pass
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error

@@ -99,8 +99,10 @@ class Run:
 @functools.cache
 def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages."""
-    paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
-    paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
+    names = [path.parent.name for path in FOLDER.glob("*/__init__.py")]
+    paths = [(name, f"{GROUP}.{name}") for name in names]
+    paths = sorted(paths + _contributed())
+    paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
     try:
         return {name: importlib.import_module(path) for name, path in paths}
     except Exception as error:  # a stranger's package may raise anything
@@ -114,7 +116,8 @@ def _contributed() -> list[tuple[str, str]]:
         return []
     if str(root) not in sys.path:
         sys.path.append(str(root))  # processes that this one starts get it too
-    return [(path.parent.name, f"contrib.{path.parent.name}") for path in (root / "contrib").glob("*/__init__.py")]
+    names = [path.parent.name for path in (root / "contrib").glob("*/__init__.py")]
+    return [(name, f"contrib.{name}") for name in names]
 
 
 def of_kind(kind: str) -> list[Any]:

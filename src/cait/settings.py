@@ -40,7 +40,8 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        kinds = {name: kind for name, kind in get_type_hints(init).items() if name not in ("return", "given")}
+        hints = get_type_hints(init).items()
+        kinds = {name: kind for name, kind in hints if name not in ("return", "given")}
         added = plugins.groups(more) if more else []
         settings = _settings(init)
         for kind in added:
@@ -56,7 +57,9 @@ def flat(more: str = "") -> Callable[[Init], Init]:
             given = {name: value for name, value in bound.arguments.items() if name != "self"}
             for kind in added:
                 group(kind, given)
-            made = {name: group(kind, given) if is_dataclass(kind) else given[name] for name, kind in kinds.items()}
+            made = {}
+            for name, kind in kinds.items():
+                made[name] = group(kind, given) if is_dataclass(kind) else given[name]
             init(self, **made, given=given)
 
         described: Any = constructor
@@ -64,7 +67,8 @@ def flat(more: str = "") -> Callable[[Init], Init]:
         described.__annotations__ = {name: each.annotation for name, each in settings.items() if name != "self"}
         sentences: dict[str, str] = {}
         for kind in [*reversed(added), *reversed(kinds.values())]:
-            sentences |= documented(kind) if is_dataclass(kind) else {}
+            if is_dataclass(kind):
+                sentences |= documented(kind)
         lines = [f"    {name}: {text}" for name, text in sentences.items()]
         described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *lines])
         return constructor
@@ -89,7 +93,9 @@ def group(kind: Any, given: Mapping[str, Any]) -> Any:
     """The group of type `kind` with the values of its fields among `given`, defaults for the others."""
     types = get_type_hints(kind)
     nested = {name: group(inner, given) for name, inner in types.items() if is_dataclass(inner)}
-    return kind(**nested, **{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    names = [field.name for field in fields(kind)]
+    own = {name: given[name] for name in names if name in given}
+    return kind(**nested, **own)
 
 
 def values(held: Any) -> Settings:
@@ -105,7 +111,8 @@ def documented(kind: Any) -> dict[str, str]:
     """The string below each field of a group, by the field's name, with those of groups in it."""
     found: dict[str, str] = {}
     for base in filter(is_dataclass, reversed(kind.__mro__)):
-        found |= {each.arg_name: " ".join(str(each.description).split()) for each in parse_from_object(base).params}
+        for field in parse_from_object(base).params:
+            found[field.arg_name] = " ".join(str(field.description).split())
     for inner in filter(is_dataclass, get_type_hints(kind).values()):
         found |= documented(inner)
     return found
@@ -117,7 +124,8 @@ def save_hyperparameters(module: Any, given: Settings) -> None:
     A subclass that takes more calls Lightning's for these: `self.save_hyperparameters("layers")`.
     """
     module.hparams.update(given)
-    module._hparams_initial, module._log_hyperparams = copy.deepcopy(module.hparams), True  # for the loggers
+    module._hparams_initial = copy.deepcopy(module.hparams)  # for the loggers
+    module._log_hyperparams = True
 
 
 SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
@@ -141,8 +149,9 @@ def take_from_data(module: Any, data: Any) -> Settings:
         raise UserError(
             f"the network has in_chans {channels}, the data module {how.reading.in_chans}: give both the same"
         )
+    normalization = {"mean": how.mean, "std": how.std} if how else {}
     for hparams in (module.hparams, module._hparams_initial):  # of the checkpoints, of the loggers
-        hparams.update(sizes | ({"mean": how.mean, "std": how.std} if how else {}))
+        hparams.update(sizes | normalization)
     return sizes
 
 
@@ -151,7 +160,8 @@ def check_at_least(held: Any, least: float, *names: str) -> None:
     for name in names:
         value = getattr(held, name)
         if value is not None and not least <= value < math.inf:
-            raise UserError(f"{name} must be at least {least}{' and finite' * (value == math.inf)}, got {value}")
+            finite = " and finite" if value == math.inf else ""
+            raise UserError(f"{name} must be at least {least}{finite}, got {value}")
 
 
 def check_share(held: Any, *names: str) -> None:
@@ -173,7 +183,11 @@ def flatten(nested: dict[Any, Any], prefix: str = "") -> Settings:
     """{"model": {"fields": {"depth": 36}}} as {"model.fields.depth": 36}; an empty dictionary is a value."""
     found: Settings = {}
     for key, value in nested.items():
-        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            found |= flatten(value, f"{name}.")
+        else:
+            found[name] = value
     return found
 
 

@@ -43,6 +43,7 @@ OPTIONS = {
     "--data.img_size 15": "img_size 15 is not a multiple of patch_size 4",
     "--data.root nowhere": "nowhere does not exist",
     "--data.seed 3": "data.seed cannot be set: give --seed_everything",
+    "--model": "argument --model: expected one argument",
     "--model.name xxs25": "unknown model 'xxs25'; did you mean xxs24?",
     "--model.fields.dept 3": "did you mean depth?",
     "--model.fields.embed_dim 1000000000000": "out of memory",
@@ -91,6 +92,7 @@ ROWS = [
     # Of several files the line names the one that has it, and none where an option has it too.
     ([*FIT, "--config", "key.yaml"], CONFIGS["key.yaml"]),
     ([*FIT, "--config", "type.yaml", "--config", "trainer/cpu.yaml"], CONFIGS["type.yaml"]),
+    (["fit", "--config", "type.yaml", "--config", "digits.yaml"], CONFIGS["type.yaml"]),
     ([*FIT, "--config", "type.yaml", "--trainer.max_epochs=few"], "error: --trainer.max_epochs: Expected"),
     *((line.split(" "), words) for line, words in VERBS.items()),
 ]

@@ -289,3 +289,6 @@ def test_a_run_starts_from_another_runs_raw_or_averaged_weights(here: Path) -> N
     main(["fit", *cpu, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b"])
     got = read_weights("logs/b/checkpoints/last.ckpt")[0]
     assert all(torch.equal(got[key], value) for key, value in ema.items())
+    Path(source).unlink()  # the run has its own by now
+    main(["resume", "b", "--trainer.max_steps=2"])
+    main(["eval", "b"])

@@ -197,6 +197,8 @@ def test_a_checkpoint_is_read_with_other_metrics_and_another_loss(tmp_path) -> N
         fit.save_checkpoint(tmp_path / "x.ckpt")
         trainer().validate(scored, loader(4), tmp_path / "x.ckpt", verbose=False)
         assert same(dict(scored.model.state_dict()), dict(trained.model.state_dict()))
+        scored.on_load_checkpoint(read := torch.load(tmp_path / "x.ckpt", weights_only=True))
+        assert read["state_dict"]._metadata  # the versions of its modules
 
 
 class Endless(IterableDataset):

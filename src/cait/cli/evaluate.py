@@ -146,7 +146,10 @@ class Scoring:
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
         self.folder = folder
-        self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
+        self.config = cli.config.validate
+        self.trainer = cli.trainer
+        self.module = cli.model
+        self.data = cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
@@ -167,7 +170,8 @@ class Scoring:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
             rows = self._rows()
-            show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
+            further = (row for scorer in self.scorers for row in scorer.rows(rows, result))
+            show(result, [*rows, *further])
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)

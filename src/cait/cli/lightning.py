@@ -154,7 +154,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
-            refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.model.metrics or {})
+            refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -226,6 +226,8 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
+        if self.config[self.subcommand].ckpt_path is not None:
+            self.model.starts_anew = False  # the weights that it began with may be gone
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
@@ -318,4 +320,6 @@ def _hide_noise() -> None:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

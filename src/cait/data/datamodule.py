@@ -74,7 +74,8 @@ class ImageNetDataModule(LightningDataModule):
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
-        self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
+        self.batch_size = loading.batch_size
+        self.eval_batch_size = loading.eval_batch_size or loading.batch_size
         self.num_workers, self.repeats = loading.num_workers, loading.repeats
         self._class_names = class_names
         self.unreadable_path: Path | None = None
@@ -294,7 +295,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *rest = batch
-        return (self.normalize_and_erase(images, *rest) if images.dtype == torch.uint8 else images), labels
+        if images.dtype == torch.uint8:
+            images = self.normalize_and_erase(images, *rest)
+        return images, labels
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = self._normalized(batch)

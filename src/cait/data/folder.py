@@ -259,7 +259,8 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         count = min(max(1, round(len(places) * fraction)), len(places) - 1)
         held |= {places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)}
     order = [place for places in by_class.values() for place in places]
-    train, val = (Files(samples[place] for place in order if (place in held) is wanted) for wanted in (False, True))
+    train = Files(samples[place] for place in order if place not in held)
+    val = Files(samples[place] for place in order if place in held)
     return train, val
 
 

@@ -128,7 +128,8 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    folders, others = (sorted(name for name in names if not name.startswith(HIDDEN)) for names in (folders, others))
+    folders = sorted(name for name in folders if not name.startswith(HIDDEN))
+    others = sorted(name for name in others if not name.startswith(HIDDEN))
     return folders, others
 
 

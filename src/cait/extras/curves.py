@@ -17,7 +17,12 @@ Curve = tuple[list[int], list[float]]
 SPLITS, DASHES = ("train", "val", "val_ema"), ("-", "--", ":", "-.")
 FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
 """The panels that come first."""
-UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
+UNITS = {
+    "acc1": "top-1 (%)",
+    "acc5": "top-5 (%)",
+    "lr": "learning rate",
+    "grad_norm": "norm of the gradient",
+}
 
 
 def read(folder: Path) -> dict[str, Curve]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,20 @@ def files_first(arguments: Iterable[str]) -> list[str]:
 
     A group of settings may come from a file of its own, as `--trainer FILE`: those files follow.
     """
-    words, files, groups, others = iter(arguments), list[str](), list[str](), list[str]()
+    words = iter(arguments)
+    files: list[str] = []
+    groups: list[str] = []
+    others: list[str] = []
     for word in words:
         name, has_value, value = word.partition("=")
         if name in ("--config", "-c"):
             files.append(f"--config={_found(value if has_value else next(words, ''))}")
         elif name in ("--data", "--model", "--trainer"):
-            groups.append(f"{name}={value if has_value else next(words, '')}")
+            groups += [word, *islice(words, not has_value)]
         else:
             others.append(word)
-    start = next((place for place, word in enumerate(others) if word.startswith("-")), len(others))
+    places = (place for place, word in enumerate(others) if word.startswith("-"))
+    start = next(places, len(others))
     return [*others[:start], *files, *groups, *others[start:]]
 
 
@@ -73,7 +77,10 @@ def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     for word, following in pairwise([*arguments, "--"]):
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
-            yield name, value if has_value else None if following.startswith("--") else following
+            if has_value:
+                yield name, value
+            else:
+                yield name, None if following.startswith("--") else following
 
 
 def config_files(arguments: Iterable[str]) -> list[Path]:
@@ -113,7 +120,8 @@ def settings(path: Path, text: str | None = None) -> Settings:
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     groups = {group: part for group, part in content.items() if isinstance(part, dict)}
-    for name in (f"{group}.{key}" for group, part in groups.items() for key in part):
+    names = [f"{group}.{key}" for group, part in groups.items() for key in part]
+    for name in names:
         if name in LINKED:  # the parser would silently ignore it
             raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
     return content
@@ -129,9 +137,11 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
         if isinstance(settings := kept[group], dict):
             # One of the model that is set stays, and is refused: without it the run would be another.
             must_stay = {key for key, value in settings.items() if group == "model" and value}
-            kept[group] = {key: settings[key] for key in settings if f"{group}.{key}" in known or key in must_stay}
+            stay = must_stay | {key for key in settings if f"{group}.{key}" in known}
+            kept[group] = {key: value for key, value in settings.items() if key in stay}
     held = flatten(kept)
-    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
+    absent = {name: value for name, value in flatten(config).items() if name not in held}
+    return kept, [name for name, value in absent.items() if value not in OFF]
 
 
 def without_classes(config: Settings) -> Settings:
@@ -139,8 +149,9 @@ def without_classes(config: Settings) -> Settings:
     trainer = config.get("trainer")
     if not isinstance(trainer, dict):
         return config
-    classes = {*CLASSES, *(name for name in WORDS if "." in str(trainer.get(name)))}
-    return config | {"trainer": {name: trainer[name] for name in trainer.keys() - classes}}
+    paths = [name for name in WORDS if "." in str(trainer.get(name))]
+    kept = {name: trainer[name] for name in trainer.keys() - {*CLASSES, *paths}}
+    return config | {"trainer": kept}
 
 
 class Loader(yaml.CSafeLoader):
@@ -172,13 +183,18 @@ def load(text: str, source: Path | str) -> Any:
 def _check_before_building(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > DEEPEST:
             raise _refused(f"it has more than {DEEPEST} levels", event)
         if isinstance(event, yaml.AliasEvent):
             raise _refused(f"in the place of *{event.anchor} write what it stands for", event)
-        if isinstance(event, yaml.ScalarEvent) and printable(plain := " ".join(event.value.split())) != plain:
-            raise _refused("a control character", event)
+        if isinstance(event, yaml.ScalarEvent):
+            plain = " ".join(event.value.split())
+            if printable(plain) != plain:
+                raise _refused("a control character", event)
 
 
 def _refused(problem: str, place: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:

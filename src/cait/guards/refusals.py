@@ -90,34 +90,40 @@ def explain(message: str, verb: str, arguments: list[str], known: list[str]) -> 
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         return f"{found[1]} cannot be set: {configurations.LINKED.get(found[1], 'it follows another setting')}"
     if found := re.match(r'Parser key "(.+?)":', message):
-        return f"{_file_with(found[1], arguments)}--{found[1]}: {_shortened(message[found.end() :])}"
+        return f"{_file_with(found[1], arguments, message)}--{found[1]}: {_shortened(message[found.end() :])}"
     return one_line(message)
 
 
 def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
     lines = [line.strip(" -") for line in message.splitlines()]
-    return "; ".join(line[:MOST] for line in lines if line and not line.startswith(REPEATED)).replace(":; ", ": ")
+    told = [line[:MOST] for line in lines if line and not line.startswith(REPEATED)]
+    return "; ".join(told).replace(":; ", ": ")
 
 
 def _hint(word: str, verb: str, known: list[str]) -> str:
     """The end of a message about an unknown setting: what has its last part, or is alike."""
-    if same := [f"--{name}" for name in known if name.endswith(f".{word.replace('-', '_')}")]:
+    last = f".{word.replace('-', '_')}"
+    if same := [f"--{name}" for name in known if name.endswith(last)]:
         return f"; did you mean {' or '.join(same)}?"
-    return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
+    options = [f"--{name}" for name in known]
+    return did_you_mean(f"--{word}", options, f"; `cait {verb} --help=all` lists what there is")
 
 
-def _file_with(key: str, arguments: list[str]) -> str:
-    """The last configuration that sets the key, as "mine.yaml: "; empty if an option does, or none."""
+def _file_with(key: str, arguments: list[str], message: str = "") -> str:
+    """The last configuration that sets the key, if any to the value in the message, as "mine.yaml: ".
+
+    Empty if an option sets it, or none.
+    """
 
     def is_among(names: Iterable[str]) -> bool:
         return any(f"{name.rstrip('+')}.".startswith(f"{key}.") for name in names)
 
-    if not is_among(name for name, _ in configurations.options(arguments)):
-        for file in reversed(configurations.config_files(arguments)):
-            if is_among(flatten(configurations.settings(file))):
-                return f"{file}: "
-    return ""
+    files = reversed(configurations.config_files(arguments))
+    held = {file: found for file in files if is_among(found := flatten(configurations.settings(file)))}
+    if not held or is_among(name for name, _ in configurations.options(arguments)):
+        return ""
+    return f"{max(held, key=lambda file: message.endswith(f'value: {held[file].get(key)}'))}: "
 
 
 def check_settings(given: Any) -> None:
@@ -143,18 +149,20 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
     named = given if isinstance(given, list) else [given]
     for callback in (callback for callback in named if hasattr(callback, "class_path")):
         module, _, name = callback.class_path.rpartition(".")
-        for base in getattr(getattr(sys.modules.get(module), name, None), "__mro__", ()):  # it may be a function
+        kind = getattr(sys.modules.get(module), name, None)
+        for base in getattr(kind, "__mro__", ()):  # it may be a function
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
         metric, mode = settings.get("monitor"), settings.get("mode")
-        if metric and mode == "min" and best_mode(metric, metrics) == "max":
+        if isinstance(metric, str) and mode == "min" and best_mode(metric, metrics) == "max":
             raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
 
 
 def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
-    peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
+    scaled = schedule.lr * images / (schedule.lr_base_size or images)
+    peak = max(schedule.lr, scaled)
     if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 

@@ -32,7 +32,8 @@ class RunLock(Callback):
             self._lock = disk.acquire_lock(run_dir / LOCK, PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
-        self._trained, self._before = False, {path.name for path in run_dir.iterdir()} - {LOCK}
+        self._trained = False
+        self._before = {path.name for path in run_dir.iterdir()} - {LOCK}
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:

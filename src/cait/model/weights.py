@@ -168,7 +168,8 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
             notes.append("the head starts anew")
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
-            if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:
+            is_of_colours = state[key].ndim == 4 and state[key].shape[1] == 3
+            if is_of_colours and weights[key].shape == state[key][:, :1].shape:
                 state[key] = state[key].sum(1, keepdim=True)
                 notes.append(f"the three channels of {key} added up for grey images")
         if differs := difference(weights, state):
@@ -182,7 +183,8 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
 def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
     """The first name or shape in which `state` is not that of the model, in words."""
     for key in [*weights, *state]:
-        wanted, found = (tuple(side[key].shape) if key in side else "missing" for side in (weights, state))
+        wanted = tuple(weights[key].shape) if key in weights else "missing"
+        found = tuple(state[key].shape) if key in state else "missing"
         if wanted != found:
             return f"{key} is {found} in it, {wanted} in the model"
     return None
@@ -224,7 +226,8 @@ def _resize_positions(network: CaiT, state: StateDict) -> list[str]:
     """
     from timm.layers import resample_abs_pos_embed
 
-    theirs, ours = ({key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict()))
+    theirs = {key for key in state if key.startswith("patch_embed.")}
+    ours = {key for key in network.state_dict() if key.startswith("patch_embed.")}
     if theirs and theirs != ours:
         raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
     before, after = state.get("pos_embed"), network.pos_embed

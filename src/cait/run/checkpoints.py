@@ -154,7 +154,8 @@ class LastCheckpoint(Checkpoint):
         """Agree with the other processes on whether to save or to stop."""
         is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
         stop, save = self.signals.agreed(trainer, is_over)
-        self._stop, self._due = self._stop or stop, self._due or save
+        self._stop = self._stop or stop
+        self._due = self._due or save
 
     def _save_and_leave(self, trainer: Trainer) -> None:
         """Save if it is due, and leave if a signal wants it."""

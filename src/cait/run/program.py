@@ -71,12 +71,14 @@ class Processes:
         cluster = self.cluster()
         if cluster is None or cluster.world_size() == 1:
             return [word]
-        rank, size, place = cluster.global_rank(), cluster.world_size(), f"cait/agreement {self._agreements}"
+        rank, size = cluster.global_rank(), cluster.world_size()
+        place = f"cait/agreement {self._agreements}"
         self._agreements += 1
         try:
             store = self._store = self._store or _open_store(cluster)
             store.set(f"{place}/{rank}", word)
-            told = [each.decode() for each in store.multi_get([f"{place}/{other}" for other in range(size)])]
+            places = [f"{place}/{other}" for other in range(size)]
+            told = [each.decode() for each in store.multi_get(places)]
             if store.add(f"{place}/read", 1) == size:
                 store.set(f"{place}/all have read", "")
             if rank == 0:  # it serves the store, so it may not end before

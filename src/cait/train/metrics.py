@@ -53,7 +53,11 @@ class Counts(Metric):
     def compute(self) -> tuple[Tensor, dict[str, Tensor]]:
         """(images, correct) of each class, [num_classes, 2], and the figures by name."""
         images, right = self.classes.sum(dim=0)
-        figures = {"loss": self.loss / images, "acc1": 100 * (right / images), "acc5": 100 * (self.right_in_5 / images)}
+        figures = {
+            "loss": self.loss / images,
+            "acc1": 100 * (right / images),
+            "acc5": 100 * (self.right_in_5 / images),
+        }
         return self.classes.clone(), figures
 
 

@@ -92,7 +92,7 @@ class CaiTModule(LightningModule):
         super().__init__()
         save_hyperparameters(self, given)
         self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
-        self.name, self._at_start = architecture.name, True
+        self.name, self.starts_anew = architecture.name, True
         self.optimizer_settings, self.loss_settings, self.loss = optimizer, loss, loss.build()
         self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
@@ -135,10 +135,9 @@ class CaiTModule(LightningModule):
         return []
 
     def setup(self, stage: str) -> None:
-        # Only once and before a checkpoint is read, because it would overwrite what was trained since.
-        if self._at_start and self.trainer.ckpt_path is None:
+        if self.starts_anew:
             self._load_initial_weights()
-        self._at_start = False
+        self.starts_anew = False
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
@@ -206,7 +205,11 @@ class CaiTModule(LightningModule):
         """Log a step's loss, and top-1: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
-        right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets
+        if targets.ndim == 2:
+            share = targets.gather(1, best[:, None])[:, 0]
+            right = share == targets.amax(dim=1)
+        else:
+            right = best == targets
         acc1 = 100 * right.float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
@@ -313,7 +316,7 @@ class CaiTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
-        self._at_start = False
+        self.starts_anew = False
         data = ckpt.data_state(checkpoint) or {}
         known = self.class_names = data.get("class_names")
         self.preprocessing, self.reading, self.eval_transform = data.get("preprocessing"), None, None
@@ -325,10 +328,14 @@ class CaiTModule(LightningModule):
             raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
         from cait.model.weights import difference
 
-        own, parts = self.state_dict(), ("loss.", "val_metrics.")  # those follow from the settings of now
-        state = {key: value for key, value in own.items() if key.startswith(parts)} | checkpoint["state_dict"]
-        state = {key: value for key, value in state.items() if key in own or not key.startswith(parts)}
-        checkpoint["state_dict"] = state
+        # It stays the same object, which holds the versions of its modules too.
+        own, state = self.state_dict(), checkpoint["state_dict"]
+        for key in own.keys() ^ state.keys():
+            if key.startswith(("loss.", "val_metrics.")):  # those follow from the settings of now
+                if key in own:
+                    state[key] = own[key]
+                else:
+                    del state[key]
         if differs := difference(own, state):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":

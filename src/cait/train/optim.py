@@ -51,7 +51,8 @@ class OptimizerSettings:
         decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         try:
             if name.lower() == "adamw":
-                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **{"fused": True} | given)
+                groups = param_groups(network, **decay)
+                optimizer: Any = torch.optim.AdamW(groups, lr=lr, **{"fused": True} | given)
             elif references.is_path(name):
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
@@ -79,7 +80,8 @@ class OptimizerSettings:
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
-        groups, settings = self.build(network, lr).param_groups, {"lr_scale", "fused"}
+        groups = self.build(network, lr).param_groups
+        settings = {"lr_scale", "fused"}
         if any(before.get(name) != value for name, value in asdict(self).items()):
             settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
         sizes = [len(group["params"]) for group in groups]

@@ -64,7 +64,9 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
     name, img_size = settings.teacher, None
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
-        known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
+        known = hparams["num_classes"]
+        img_size = hparams["img_size"]
+        own = (hparams["mean"], hparams["std"])
     else:
         teacher = _of_timm(settings, student.num_classes)
         cfg = teacher.pretrained_cfg

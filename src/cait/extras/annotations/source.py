@@ -23,7 +23,11 @@ from cait.errors import UserError
 from cait.extras.annotations import MULTI_LABEL
 
 Sample = tuple[str, int]
-SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | dict.fromkeys(("val", "valid", "validation"), "val") | {"test": "test"}
+SPLITS = {
+    **dict.fromkeys(TRAIN_NAMES, "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    "test": "test",
+}
 """What the column `split` may say, in lower case."""
 PARTING = ";"
 """Between the labels of an image that has several."""
@@ -133,9 +137,11 @@ class AnnotatedSource(FolderSource):
             held = Files(pool or self._of_split("test"))
             return held, held
         if self.val_list:
-            listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
+            images = Files((path, 0) for path, _ in pool)
+            _, listed = hold_listed(images, self.root, Path(self.val_list))
             paths = {path for path, _ in listed}
-            train, val = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
+            train = [sample for sample in pool if sample[0] not in paths]
+            val = [sample for sample in pool if sample[0] in paths]
         elif self.asked.folds:
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
         elif train and not val:
@@ -186,7 +192,8 @@ class AnnotatedSource(FolderSource):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-                train, held = [*kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)][fold]
+                divided = kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)
+                train, held = [*divided][fold]
         except ValueError as error:
             raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
         return [samples[index] for index in train], [samples[index] for index in held]

@@ -98,7 +98,9 @@ class Evaluation(Scorer, Callback):
         self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
         is_imagenet = loader.dataset is self.data.val_images and self.data.class_names == ImageNetInfo().label_names()
         self._real = real_labels(self.data.val_images.samples) if is_imagenet else None
-        self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        averages = (callback for callback in callbacks if isinstance(callback, EMA))
+        self._ema: Any = next(averages, None)
         networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
         networks = {name: network for name, network in networks.items() if network is not None}
         self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]
@@ -151,4 +153,5 @@ class Evaluation(Scorer, Callback):
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""
         if weak := weakest(result["raw"]["per_class"]):
-            print(f"weakest classes: {abbreviate([f'{name} ({share:.1f} %)' for share, name in weak], WEAKEST)}")
+            names = [f"{name} ({share:.1f} %)" for share, name in weak]
+            print(f"weakest classes: {abbreviate(names, WEAKEST)}")

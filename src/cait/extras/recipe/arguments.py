@@ -47,7 +47,8 @@ def add_recipe(arguments: list[str], program: Program) -> list[str]:
     own.add_argument("--from", dest="source", default="")
     own.add_argument("--minutes", type=float)
     asked, arguments = own.parse_known_args(arguments)
-    given, files = given_settings(arguments), config_files(arguments)
+    given = given_settings(arguments)
+    files = config_files(arguments)
     if "ckpt_path" in given or not all(map(is_overlay, files)) or not is_folder(given.get("data.root")):
         if asked.minutes is not None:
             raise UserError("--minutes is for a folder of images without a configuration: give --trainer.max_time")

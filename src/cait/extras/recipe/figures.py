@@ -89,7 +89,8 @@ class Machine:
 
 def this_machine(given: Settings) -> Machine:
     """What a run with the settings `given` trains on."""
-    count, uses_gpu = cores.share(1), given.get("trainer.accelerator") != "cpu"
+    count = cores.share(1)
+    uses_gpu = given.get("trainer.accelerator") != "cpu"
     if uses_gpu and torch.backends.mps.is_available():  # before CUDA, as Lightning's "auto" looks for it
         return Machine(count, gpus=1)
     if uses_gpu and torch.cuda.is_available():
@@ -118,14 +119,16 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
             megapixels.append(image.width * image.height / 1e6)
             if index in decoded:
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
-                thumbs.append(np.asarray(load_rgb(image, reading=reading).resize((THUMB, THUMB)), np.float32))
+                small = load_rgb(image, reading=reading).resize((THUMB, THUMB))
+                thumbs.append(np.asarray(small, np.float32))
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
     grey = bool((spread < 2).mean() >= 0.95)  # in nearly all images the channels differ by less than 2 of 255
     axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
-    mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
+    mean = np.broadcast_to(pixels.mean(axis=axes) / 255, 3)
+    std = np.broadcast_to(pixels.std(axis=axes) / 255, 3)
     return Survey(
         counts=dict(zip(source.class_names, counts.astype(int).tolist(), strict=True)),
         several=None if label_sets is None else len(train),
@@ -191,7 +194,8 @@ class Trial:
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
         settings = arguments_of(held, "model") | {"img_size": size, "num_classes": 2}
-        network, trainer = group(NetworkSettings, settings).build(), trainer_of(held)
+        network = group(NetworkSettings, settings).build()
+        trainer = trainer_of(held)
         device = trainer.strategy.root_device
         network.to(device).train()
         for count in TRIES:
@@ -219,11 +223,14 @@ class Trial:
                 torch.accelerator.synchronize()
             times.append(time.monotonic())
             measured = times[-1] - times[min(WARM_UP, len(times) - 1)]
-            trainer.should_stop = measured >= SECONDS or (measured > 0 and times[-1] - times[0] > LIMIT)
+            is_slow = measured > 0 and times[-1] - times[0] > LIMIT
+            trainer.should_stop = measured >= SECONDS or is_slow
 
         callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=stamp), StepSeed(0)]
-        callbacks += [EMA(held["ema.decay"])] if held.get("ema.decay") else []
-        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(data)]
+        if held.get("ema.decay"):
+            callbacks.append(EMA(held["ema.decay"]))
+        for make in plugins.of_kind("step_callbacks"):
+            callbacks += make(data)
         trainer_of(held, callbacks).fit(module, datamodule=data)
         steps = len(times) - 1 - WARM_UP
         seconds = (times[-1] - times[WARM_UP]) / steps / batch / devices
@@ -251,8 +258,10 @@ def compare(data: ImageNetDataModule, module: CaiTModule, held: Settings) -> tup
     """
     from cait.extras.features import classify, evenly, extract
 
-    samples, device = data.source.train, trainer_of(held).strategy.root_device
-    seen = extract(module.model, samples, data, device, evenly(len(samples), SAMPLE), pixels=True)
+    samples = data.source.train
+    device = trainer_of(held).strategy.root_device
+    sample = evenly(len(samples), SAMPLE)
+    seen = extract(module.model, samples, data, device, sample, pixels=True)
     asked = np.arange(len(seen.kept)) % 5 == 4
     scores = []
     for rows in (seen.features, seen.pixels[..., ::2, ::2].reshape(len(asked), -1)):
@@ -288,8 +297,19 @@ def devices_of(held: Settings) -> int:
 
 def trainer_of(held: Settings, callbacks: Sequence[Callback] = ()) -> Trainer:
     """A quiet Trainer of one device, also in a process that torchrun has started."""
-    chosen = {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    quiet |= dict(enable_model_summary=False, num_sanity_val_steps=0, max_steps=100_000, limit_val_batches=0)
-    alone: dict[str, Any] = dict(devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()])
-    return Trainer(callbacks=[*callbacks], **quiet | alone | chosen)
+    names = ("accelerator", "precision")
+    chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
+    return Trainer(
+        callbacks=[*callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        max_steps=100_000,
+        limit_val_batches=0,
+        devices=1,
+        use_distributed_sampler=False,
+        plugins=[LightningEnvironment()],
+        **chosen,
+    )

@@ -28,7 +28,11 @@ UNMIXED: dict[str, Any] = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_s
 LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
 MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
-STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
+STRONG = MIXED | {
+    "data.auto_augment": "rand-m6-mstd0.5-inc1",
+    "data.scale": [0.35, 1.0],
+    "data.mix_prob": 0.3,
+}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small grey images; of others."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
@@ -76,7 +80,12 @@ class Recipe:
 
 
 def choose(
-    folder: Survey, machine: Machine, given: Settings, measure: Trial, weights: Weights | None, minutes: float
+    folder: Survey,
+    machine: Machine,
+    given: Settings,
+    measure: Trial,
+    weights: Weights | None,
+    minutes: float,
 ) -> Recipe:
     """The recipe for a folder. Raises UserError if it holds too little to learn from."""
     if folder.images < 4:
@@ -106,7 +115,9 @@ def start(folder: Survey, recipe: Recipe, measure: Trial) -> None:
     if weights is None:
         return
     recipe.take_all(weights.settings)
-    scores = measure.domain(recipe.held) if recipe.solves_head and folder.several is None else None
+    scores = None
+    if recipe.solves_head and folder.several is None:
+        scores = measure.domain(recipe.held)
     of_features, of_pixels = scores or (0, 0)  # or both are NaN, of too few images
     less = f"logistic regression reaches {of_features:.0f} % on their features, and {of_pixels:.0f} % on the pixels"
     if of_features < of_pixels and weights.by_default and "model.name" not in recipe.given:
@@ -131,7 +142,8 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial)
     elif recipe.weights or not recipe.is_cait:
         size, reason = as_time_allows(folder, recipe, measure)
     elif folder.side <= SMALL:
-        size, reason = 8 * max(2, math.ceil(folder.side / 8)), "as the images are"  # so that patches of 8 fit
+        size = 8 * max(2, math.ceil(folder.side / 8))  # so that patches of 8 fit
+        reason = "as the images are"
     elif machine.gpus:
         size, reason = 128, "a GPU has the time for it"
     else:
@@ -149,7 +161,8 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     """
     least, most, enough = SIZES[-1], folder.side, 25.0
     if recipe.weights:
-        least, most, enough = LEAST, 2 * folder.side, 1 / 3 if recipe.trains_head_alone else 3.0
+        least, most = LEAST, 2 * folder.side
+        enough = 1 / 3 if recipe.trains_head_alone else 3.0
     time = 0.9 * 60 * recipe.minutes - 2 * measure.begun()  # the start again takes as long; a tenth is validation
     fitting: dict[int, float] = {}
     for size in SIZES:
@@ -160,10 +173,12 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
                 return size, f"the largest at which {math.ceil(enough)} epochs fit"
     if not fitting:
         return SIZES[0], "the usual size: the network cannot be measured"
-    if recipe.solves_head and fitting[min(fitting)] < 1:
-        leave_at_head(recipe, fitting[min(fitting)])
-        return max((size for size in fitting if fitting[size] >= 1 / 3), default=min(fitting)), "enough for the head"
-    return min(fitting), "the smallest that the network takes"
+    smallest = min(fitting)
+    if recipe.solves_head and fitting[smallest] < 1:
+        leave_at_head(recipe, fitting[smallest])
+        solvable = [size for size in fitting if fitting[size] >= 1 / 3]
+        return max(solvable, default=smallest), "enough for the head"
+    return smallest, "the smallest that the network takes"
 
 
 def leave_at_head(recipe: Recipe, fitting: float) -> None:
@@ -189,7 +204,9 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
     the details in less time than blocks, and leave few tokens to them: see benchmarks/stems.md.
     """
-    gpus, name, convolves = machine.gpus, recipe.take("model.name", "xxs24"), False
+    gpus = machine.gpus
+    name = recipe.take("model.name", "xxs24")
+    convolves = False
     if not recipe.is_cait or recipe.weights:
         return
     if name == "xxs24":
@@ -199,17 +216,22 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
             fields = {"embed_dim": 96, "depth": 1, "layer_scale_init": 1.0, "mlp_ratio": 2.0}
         elif gpus:
             fields = {"embed_dim": 192, "depth": 12}
-        recipe.take_all({f"model.fields.{key}": value for key, value in (fields | {"num_heads": 4}).items()})
+        fields["num_heads"] = 4
+        recipe.take_all({f"model.fields.{key}": value for key, value in fields.items()})
         recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
     whole = [patch for patch in range(1, size + 1) if size % patch == 0]
     if convolves:
-        fitting = max(patch for patch in whole if patch.bit_count() == 1 and (size // patch >= 4 or patch == 1))
+        powers_of_two = [patch for patch in whole if patch.bit_count() == 1]
+        fitting = max(patch for patch in powers_of_two if size // patch >= 4 or patch == 1)
     else:
-        fitting = min(patch for patch in whole if size // patch <= (16 if gpus else 8))
+        most = 16 if gpus else 8  # patches along a side
+        fitting = min(patch for patch in whole if size // patch <= most)
     patch = recipe.take("model.fields.patch_size", fitting)
-    depth, width = (recipe.held.get(f"model.fields.{key}", VARIANTS[name][key]) for key in ("depth", "embed_dim"))
+    depth = recipe.held.get("model.fields.depth", VARIANTS[name]["depth"])
+    width = recipe.held.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
+    patches = (size // patch) ** 2
     after = " after convolutions, which are not the paper's" if convolves else ""
-    what = f"CaiT of depth {depth}, {width} wide, {(size // patch) ** 2} patches of {patch} × {patch} pixels"
+    what = f"CaiT of depth {depth}, {width} wide, {patches} patches of {patch} × {patch} pixels"
     recipe.note("network", what + after)
 
 
@@ -232,11 +254,14 @@ def augment(folder: Survey, recipe: Recipe) -> None:
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
-    wanted = 32 if recipe.weights else 128 if machine.gpus else 64
+    from_scratch = 128 if machine.gpus else 64
+    wanted = 32 if recipe.weights else from_scratch
     pairs = 2 * devices_of(recipe.given)  # each process pairs images for Mixup
-    batch = recipe.take("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
+    fitting = min(wanted, folder.images // 8) // pairs
+    batch = recipe.take("data.batch_size", max(1, fitting) * pairs)
     recipe.take("data.global_batch", True)
-    recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # so that all cores read
+    of_core = folder.val // (4 * machine.cores)  # so that all cores read
+    recipe.take("data.eval_batch_size", max(16, min(128, of_core)))
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     if machine.fast_bf16:
@@ -286,7 +311,8 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
     epochs = recipe.take("trainer.max_epochs", max(1, int(fitting)))
     # The last epoch must be validated, whatever number was given.
-    every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
+    most_apart = max(1, epochs // validations)
+    every = max(count for count in range(1, most_apart + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     if recipe.trains_head_alone and recipe.solves_head:
@@ -297,7 +323,8 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
     on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    recipe.note("length", f"{what}; about {duration(10 * max(1, round(seconds / 10)))} {on}, measured just now{limit}")
+    time = duration(10 * max(1, round(seconds / 10)))
+    recipe.note("length", f"{what}; about {time} {on}, measured just now{limit}")
     if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
         recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
@@ -312,6 +339,7 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     how = recipe.take("data.balance", "sqrt" if folder.unevenness < RARE else "full")
     if per_class is True:
         recipe.take("best_metric", "val/acc1_macro")
-    sizes = f"classes have {min(folder.counts.values()):,} to {max(folder.counts.values()):,} images"
+    counts = folder.counts.values()
+    sizes = f"classes have {min(counts):,} to {max(counts):,} images"
     chosen = f"best.ckpt is chosen by {recipe.held.get('best_metric', 'val/acc1')}"
     recipe.note("balance", f"{sizes}: small ones are drawn more often ({how}), and {chosen}")

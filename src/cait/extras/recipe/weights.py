@@ -48,8 +48,9 @@ def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[We
         return from_file_or_run(source, str(given.get("model.name", "xxs24"))), ""
     if source == "none" or "model.pretrained" in given:
         return None, ""
-    if fields := {name for name in given if name.startswith("model.fields.")} - {"model.fields.in_chans"}:
-        return None, f"none, because --{min(fields)} changes the network"
+    fields = {name for name in given if name.startswith("model.fields.")}
+    if changing := fields - {"model.fields.in_chans"}:
+        return None, f"none, because --{min(changing)} changes the network"
     try:
         return replace(published(given, has_gpu), by_default=True), ""
     except UserError as error:
@@ -79,8 +80,10 @@ def from_file_or_run(source: str, name: str | None = None) -> Weights:
 def from_run(path: Path, folder: Path) -> Weights:
     from cait.guards import trust
 
-    config, data = saved.of_run(folder), saved.data_settings(folder)
-    name, fields = config["model"]["name"], config["model"].get("fields") or {}
+    config = saved.of_run(folder)
+    data = saved.data_settings(folder)
+    name = config["model"]["name"]
+    fields = config["model"].get("fields") or {}
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     trust.check_code(rundir.config(folder), fields, folder)
@@ -88,7 +91,8 @@ def from_run(path: Path, folder: Path) -> Weights:
     if (config.get("ema") or {}).get("decay"):
         settings["model.weights_ema"] = True
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
-    return Weights(str(path), settings | {f"data.{key}": data[key] for key in OF_IMAGES if key in data})
+    settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
+    return Weights(str(path), settings)
 
 
 def published(given: Mapping[str, Any], has_gpu: bool) -> Weights:

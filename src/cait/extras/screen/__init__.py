@@ -18,7 +18,8 @@ def callbacks(run: Run) -> list[Any]:
 
     shown: list[Any] = []
     if run.trainer.enable_progress_bar is not False:
-        named = run.trainer.callbacks if isinstance(run.trainer.callbacks, list) else [run.trainer.callbacks]
+        given = run.trainer.callbacks
+        named = given if isinstance(given, list) else [given]
         if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in named):
             shown.append(RunProgressBar())
         shown.append(EpochLines(console().width if sys.stdout.isatty() else None))

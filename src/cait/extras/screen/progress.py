@@ -28,10 +28,14 @@ WIDE = 105
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     """The metrics of `SHOWN`, in its order, then validation metrics of your own, formatted."""
-    added = {name: (name, "{:.4f}") for name in metrics if name.startswith("val/") and name not in (*SHOWN, *NOT_SHOWN)}
-    return {
-        label: form.format(float(metrics[name])) for name, (label, form) in (SHOWN | added).items() if name in metrics
-    }
+    known = (*SHOWN, *NOT_SHOWN)
+    own = [name for name in metrics if name.startswith("val/") and name not in known]
+    looks = SHOWN | {name: (name, "{:.4f}") for name in own}
+    shown = {}
+    for name, (label, form) in looks.items():
+        if name in metrics:
+            shown[label] = form.format(float(metrics[name]))
+    return shown
 
 
 def epoch_label(trainer: Trainer) -> str:
@@ -78,7 +82,9 @@ class EpochLines(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
-        self._batches, self._sum, self._validated = 0, torch.zeros(()), False
+        self._batches = 0
+        self._sum = torch.zeros(())
+        self._validated = False
 
     on_train_start = on_train_epoch_start  # Lightning leaves out the epoch's start in a run resumed within an epoch
 
@@ -86,7 +92,8 @@ class EpochLines(Callback):
         self._batch_end = time.monotonic()
         figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
         if figures is not None:
-            self._batches, self._sum = self._batches + 1, self._sum + figures
+            self._batches += 1
+            self._sum = self._sum + figures
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
@@ -103,8 +110,10 @@ class EpochLines(Callback):
 
     def _line(self, trainer: Trainer, metrics: dict[str, str]) -> str:
         shown = [f"{name}: {value}" for name, value in metrics.items()]
-        line = "  ".join([epoch_label(trainer), *shown, f"{time.monotonic() - self._epoch_start:.1f} s"])
-        waited, steps = _waited(trainer) - self._waited_before, self._batch_end - self._epoch_start
+        seconds = time.monotonic() - self._epoch_start
+        line = "  ".join([epoch_label(trainer), *shown, f"{seconds:.1f} s"])
+        waited = _waited(trainer) - self._waited_before
+        steps = self._batch_end - self._epoch_start
         share = waited / steps if steps > 0 else 0.0
         whole = f"{line}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
         return whole if self.width is None or len(whole) <= self.width else line

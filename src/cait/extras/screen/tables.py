@@ -62,7 +62,8 @@ class Banner(ModelSummary):
         self._first_step = self._last_step = trainer.global_step
         if not trainer.is_global_zero:
             return
-        show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
+        title = f"training {self.run_dir.name}" if self.run_dir else "training"
+        show(self._rows(trainer, pl_module), title)
         warmup, steps, _ = pl_module.schedule_length()
         if warmup >= steps:
             given = f"--model.warmup_epochs {pl_module.schedule.warmup_epochs:g}"
@@ -83,13 +84,16 @@ class Banner(ModelSummary):
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         processes, accumulated = trainer.world_size, trainer.accumulate_grad_batches
         images = data.batch_size * processes * accumulated  # of an optimizer step
-        batch = f"{processes} process{'es' if processes > 1 else ''} × {data.batch_size} images"
+        noun = "processes" if processes > 1 else "process"
+        batch = f"{processes} {noun} × {data.batch_size} images"
+        if accumulated > 1:
+            batch += f" × {accumulated} accumulated"
         rows = {
             "model": f"{name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
-            "batch": f"{images:,} = {batch}{f' × {accumulated} accumulated' if accumulated > 1 else ''}",
+            "batch": f"{images:,} = {batch}",
             "optimizer": f"{pl_module.optimizer_settings.optimizer}, weight decay {decay:g}{shape}",
             "length": _length(trainer, schedule, images),
             "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
@@ -131,7 +135,8 @@ def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
     tensors = [*model.parameters(), *model.buffers()]
     bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
-    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
+    for weight in model.parameters():
+        bare[id(weight)] = nn.Parameter(bare[id(weight)], requires_grad=False)
     try:
         copy = deepcopy(model, bare).eval()  # without weights, which may fill a GPU
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -150,7 +155,8 @@ def attention_in_use(network: nn.Module) -> str:
 
 def show(rows: dict[str, str], title: str) -> None:
     """Print the rows in a frame on a terminal, as unwrapped lines in a file or a pipe."""
-    console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the console of the bar, which makes room above it
+    console = rich.get_console()  # the console of the bar, which makes room above it
+    table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         table.add_row(Text(name), Text(printable(text)))
     if console.is_terminal:
@@ -167,7 +173,9 @@ class RunSummary(Callback):
     """
 
     def __init__(self, run: plugins.Run) -> None:
-        self.run, self.run_dir, self._start = run, run.folder, time.monotonic()
+        self.run = run
+        self.run_dir = run.folder
+        self._start = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": time.monotonic() - self._start}
@@ -205,10 +213,10 @@ class RunSummary(Callback):
                 rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
         with suppress(UserError):  # a damaged file of an earlier part of the run
             for table in plugins.results(self.run_dir):
-                rows += [
-                    (what, f"{table.head[-1]} {figure}   {', '.join(words)}") for what, *words, figure in table.rows
-                ]
-                rows += [("note", table.note)] if table.note else []
+                for what, *words, figure in table.rows:
+                    rows.append((what, f"{table.head[-1]} {figure}   {', '.join(words)}"))
+                if table.note:
+                    rows.append(("note", table.note))
         if (checkpoints / rundir.LAST).exists():
             rows.append(("last", str(checkpoints / rundir.LAST)))
         if (self.run_dir / rundir.METRICS).exists():
@@ -220,7 +228,8 @@ class RunSummary(Callback):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
         folder = f"--logdir {self.run_dir.parent}"
-        watch = to_type("make tensorboard" + ("" if in_logs else f' ARGS="{folder}"'), f"tensorboard {folder}")
+        arguments = "" if in_logs else f' ARGS="{folder}"'
+        watch = to_type(f"make tensorboard{arguments}", f"tensorboard {folder}")
         return [
             ("evaluate", command("eval", self.run_dir)),
             *(row for callback in callbacks for row in getattr(callback, "suggestions", list)()),
@@ -233,6 +242,9 @@ class RunSummary(Callback):
 def _twice_as_long(trainer: Trainer) -> list[str]:
     """The options of a resume that trains twice as long; none if the run ended before its limits."""
     position = Position.of(trainer)
-    limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
+    limits = [
+        ("max_epochs", trainer.max_epochs, position.epoch),
+        ("max_steps", trainer.max_steps, position.step),
+    ]
     options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
     return [" ".join(options)] if options else []

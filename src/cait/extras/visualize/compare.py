@@ -66,12 +66,14 @@ def best(curve: Curve, name: str) -> str:
 
 def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
     """The steps, and the best and the last value of each metric, by run."""
-    rows = {"steps": [str(max(steps[-1] for steps, _ in of_run.values()) + 1) for of_run in logged]}
+    last_steps = [max(steps[-1] for steps, _ in of_run.values()) for of_run in logged]
+    rows = {"steps": [str(step + 1) for step in last_steps]}
     for name in sorted({name for of_run in logged for name in of_run}):
+        of_runs = [of_run.get(name) for of_run in logged]
         if name.startswith("val"):
-            rows[f"{name}, best (step)"] = [best(of_run[name], name) if name in of_run else "-" for of_run in logged]
+            rows[f"{name}, best (step)"] = [best(curve, name) if curve else "-" for curve in of_runs]
         if name.startswith(("val", "train/")):
-            rows[f"{name}, last"] = [f"{of_run[name][1][-1]:.4g}" if name in of_run else "-" for of_run in logged]
+            rows[f"{name}, last"] = [f"{curve[1][-1]:.4g}" if curve else "-" for curve in of_runs]
     return rows
 
 
