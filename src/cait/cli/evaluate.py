@@ -109,27 +109,33 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
     if not launched:
         settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
-    if held_out.is_file() and "data.val_list" not in options:
-        own = saved.data_settings(folder)
-        root, labels = options.get("data.root") or own.get("root", ""), options.get("data.labels") or "null"
-        # Either may have grown since, or the table be a corrected one of the same images.
-        is_other = labels not in ("null", own.get("labels")) and not _paths(held_out, root) <= _paths(labels, root)
-        if _same(root, own.get("root")) and not is_other:
-            settings.append(f"--data.val_list={held_out}")
+    is_listed = held_out.is_file() and "data.val_list" not in options
+    if is_listed and not _is_other(folder, options.get("data.root"), options.get("data.labels")):
+        settings.append(f"--data.val_list={held_out}")
     return settings
 
 
-def _same(path: str | Path | None, other: str | Path | None) -> bool:
-    """Whether both are the same file or folder, or none."""
-    if None in (path, other):
-        return path == other
-    return os.path.realpath(str(path)) == os.path.realpath(str(other))
+def _is_other(folder: Path, root: str | Path | None, labels: str | None) -> bool:
+    """Whether images are not those of a run. Its folder may have grown since, or the table be a corrected one."""
+    own, held_out = saved.data_settings(folder), folder / rundir.VALIDATION
+    root = root or own.get("root", "")
+    if not _same(root, own.get("root")):
+        return True
+    if labels in (None, "", "null") or _same(labels, own.get("labels")) or not held_out.is_file():
+        return False
+    held, listed = _paths(held_out, root), _paths(labels, root)
+    return listed <= held or listed.isdisjoint(held)  # all can be scored
+
+
+def _same(path: str | Path, other: str | Path | None) -> bool:
+    """Whether both are the same file or folder."""
+    return os.path.realpath(path) == os.path.realpath(other or "")
 
 
 def _paths(table: str | Path, root: str | Path) -> set[str]:
     """The images of a table, below `root`, however their names are composed."""
     rows = disk.read_csv(Path(table), str(table))
-    return {composed(os.path.abspath(os.path.join(root, row["path"]))) for _, row in rows}
+    return {composed(os.path.abspath(os.path.join(root, row["path"].strip()))) for _, row in rows}
 
 
 class Scoring:
@@ -176,11 +182,9 @@ class Scoring:
         if not isinstance(source, FolderSource) or not source.holds_out or data.val_list is not None:
             return
         if folder := self.folder or _run_with(self.config.ckpt_path or model.weights):
-            own = saved.data_settings(folder)
-            is_own = _same(self.data.root, own.get("root")) and _same(data.get("labels"), own.get("labels"))
-            if not is_own and not _holds_out(folder, source):
+            if _is_other(folder, self.data.root, data.get("labels")) and not _holds_out(folder, source):
                 source.hold_out_all()
-        elif model.pretrained:
+        elif model.pretrained and self.config.ckpt_path is None:
             source.hold_out_all()
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
@@ -234,8 +238,9 @@ class Scoring:
 
 def _run_with(file: str | None) -> Path | None:
     """The folder of the run in which a checkpoint lies, if it does."""
-    folder = Path(file or "").absolute().parent.parent
-    return folder if file and (folder / rundir.CONFIG).is_file() else None
+    folder = Path(file or "").absolute().parent
+    is_runs = folder.name == rundir.CHECKPOINTS and (folder.parent / rundir.CONFIG).is_file()
+    return folder.parent if file and is_runs else None
 
 
 def _holds_out(folder: Path, source: FolderSource) -> bool:

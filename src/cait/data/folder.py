@@ -82,6 +82,7 @@ class FolderSource:
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
         if train is None and val is not None and class_folders(val):
             remedy = f"training images belong in {root / splits.train_split}/<class>/"
+            remedy += f"; if {val.name} is a class add --data.val_split none"
             raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
         if train is None:
             return root, None

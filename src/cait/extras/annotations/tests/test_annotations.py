@@ -215,6 +215,10 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
         Path("other.csv").write_text("\n".join(["path,label,split", *lines]))
         main(["eval", "several", "--data.labels=other.csv", "--data.num_workers=0", "--output=other.json"])
         assert json.loads(Path("other.json").read_text())["raw"]["images"] == len(lines)
+    held = next(line for line in table.splitlines() if line.endswith("valid"))
+    Path("other.csv").write_text(table.replace(f"{held}\n", ""))
+    with pytest.raises(SystemExit):  # the others of the table have trained
+        main(["eval", "several", "--data.labels=other.csv"])
     capsys.readouterr()
     found = json.loads(Path("logs/several/evaluation.json").read_text())
     source = open_source("data/digits", labels="labels.csv", multi_label=True)
