@@ -197,7 +197,8 @@ def main() -> None:
             stop = ""
             if kills + stops < options.kills and stops < kills:
                 way = draw.choice(("stop", "stop", "stop", "raise"))
-                stop = f"{draw.choice(HOOKS)} {draw.randrange(2 * steps_done(run), batches)} {way}"
+                begun = min(2 * steps_done(run), batches - 1)  # it may have been killed at its end
+                stop = f"{draw.choice(HOOKS)} {draw.randrange(begun, batches)} {way}"
             job = start(folder, name, [*recipe, *settings], stop)
             if stop:
                 job.process.wait(timeout=1800)

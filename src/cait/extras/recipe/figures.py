@@ -282,10 +282,13 @@ def arguments_of(settings: Settings, room: str) -> dict[str, Any]:
     """The settings of "model" or "data" as arguments of its class, those of `model.fields.depth` in a dictionary."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        of, _, path = name.partition(".")
-        key, _, inner = path.partition(".")
+        of, *groups = name.split(".")
         if of == room:
-            found[key] = (found.get(key) or {}) | {inner: value} if inner else value
+            place = found
+            for part in groups[:-1]:
+                place[part] = {**(place.get(part) or {})}
+                place = place[part]
+            place[groups[-1]] = value
     return found
 
 
