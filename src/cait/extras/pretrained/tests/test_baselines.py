@@ -75,7 +75,7 @@ def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_p
     assert again["baselines"][1]["acc1"] == found["baselines"][1]["acc1"]
     assert f"{again['baselines'][1]['acc1']:.2f} % on the pixels" in out
     assert "points better than this run" in out
-    assert "try published weights: FROM=timm" in out
+    assert "try published weights: --from timm" in out
 
     for epochs, error, told in ((4, ValueError("no room\nfor this"), "no room"), (5, KeyboardInterrupt(), "Keyboard")):
         monkeypatch.setattr(baselines, "classify", classify := Mock(side_effect=error))
@@ -105,8 +105,8 @@ def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:
     assert [row[0] for row in table.rows] == ["<regression>", "this run", "chance"]
     assert table.note == "<regression>: 12.50 points better than this run"
     assert table.head[-1] == "top-1"
-    more = 'more time: ARGS="--minutes 10"'
-    assert suggested(tmp_path) == ["published weights: FROM=timm", more]
+    more = "more time: --minutes 10"
+    assert suggested(tmp_path) == ["published weights: --from timm", more]
     assert suggested(tmp_path, pretrained=True) == suggested(tmp_path, weights="my lite.pth") == [more]
     for ours in (63.0, 62.5, float(torch.tensor(62.499))):  # not better by what rounding makes of it
         (tmp_path / baselines.FILE).write_text(json.dumps(found(ours, 62.5)))
