@@ -178,7 +178,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
             raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
         return image
     pixels = np.asarray(image)
-    if image.mode == "I" and image.format != "PPM":
+    if image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256):
         raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
