@@ -99,7 +99,7 @@ def _named(path: Path) -> str:
         return f"; it is of {own['name']}{fields}"
     if isinstance(content.get("arch"), str):
         return f"; it is of {TIMM}{content['arch']}"
-    return f"; is it of {TIMM}{path.stem}? Say so by --model.name" if timm.is_model(path.stem) else ""
+    return f"; is it of {TIMM}{path.stem}?" if timm.is_model(path.stem) else ""
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
