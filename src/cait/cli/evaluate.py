@@ -193,7 +193,7 @@ class Scoring:
 
         self.trainer.validate(**arguments | {"verbose": False})  # the table has the figures of Lightning's
         scores = {"raw": self._scores("val/", self.module.val_metrics)}
-        average = next((callback for callback in self.trainer.callbacks if isinstance(callback, EMA)), None)
+        average = EMA.among(self.trainer.callbacks)
         if average is not None and average.average is not None:
             scores["ema"] = self._scores("val_ema/", average.metrics)
         for scorer in self.scorers:

@@ -53,7 +53,9 @@ def files_first(arguments: Iterable[str]) -> list[str]:
         if name in ("--config", "-c"):
             files.append(f"--config={_found(value if has_value else next(words, ''))}")
         elif name in ("--data", "--model", "--trainer"):
-            groups += [word, *islice(words, not has_value)]
+            groups.append(word)
+            if not has_value:
+                groups += islice(words, 1)
         else:
             others.append(word)
     places = (place for place, word in enumerate(others) if word.startswith("-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class EMA(Callback):
         """The average's logits of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
         self._last_step = 0
+
+    @classmethod
+    def among(cls, callbacks: Iterable[Any]) -> EMA | None:
+        """The first moving average among a Trainer's callbacks, if there is one."""
+        return next((callback for callback in callbacks if isinstance(callback, cls)), None)
 
     @property
     def state_key(self) -> str:

@@ -135,7 +135,7 @@ class CaiTModule(LightningModule):
         return []
 
     def setup(self, stage: str) -> None:
-        if self.starts_anew:
+        if self.starts_anew:  # only once: later it would overwrite what was trained since
             self._load_initial_weights()
         self.starts_anew = False
         if stage != "fit":

@@ -18,7 +18,6 @@ from torchvision.datasets.utils import verify_str_arg
 
 from cait import disk
 from cait.data.dataset import MapSamples
-from cait.disk import file_lock
 from cait.errors import UserError, one_line, to_install
 from cait.extras.catalog import Catalog
 
@@ -48,7 +47,7 @@ def opener(root: str, catalog: Catalog) -> Callable[[str], MapSamples]:
 
 def _open_torchvision(root: str, catalog: Catalog, split: str) -> MapSamples:
     folder = Path(catalog.data_dir or f"data/{root.removeprefix('torch/')}")
-    lock = file_lock(folder.parent / f".{folder.name}.lock") if catalog.download else nullcontext()
+    lock = disk.file_lock(folder.parent / f".{folder.name}.lock") if catalog.download else nullcontext()
     with lock:
         try:
             parts = [_part(TORCHVISION[root], folder, part, catalog.download) for part in split.split("+")]
@@ -103,7 +102,7 @@ def unpack(root: Path) -> None:
     """
     if all((root / split).is_dir() for split in IMAGENET_SPLITS):
         return
-    with file_lock(root / ".unpacking.lock"):
+    with disk.file_lock(root / ".unpacking.lock"):
         for split in IMAGENET_SPLITS:
             if not (root / split).is_dir():
                 _unpack_whole(root.absolute(), split)

@@ -98,9 +98,7 @@ class Evaluation(Scorer, Callback):
         self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
         is_imagenet = loader.dataset is self.data.val_images and self.data.class_names == ImageNetInfo().label_names()
         self._real = real_labels(self.data.val_images.samples) if is_imagenet else None
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        averages = (callback for callback in callbacks if isinstance(callback, EMA))
-        self._ema: Any = next(averages, None)
+        self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
         networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
         networks = {name: network for name, network in networks.items() if network is not None}
         self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]

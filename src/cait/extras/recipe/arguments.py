@@ -18,7 +18,7 @@ from cait.data.folder import FolderSource
 from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe.figures import CHANNELS, Settings, Survey, Trial, arguments_of, survey, this_machine
+from cait.extras.recipe.figures import Settings, Survey, Trial, data_arguments, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
 from cait.guards import configurations
@@ -96,7 +96,7 @@ def chosen(given: dict[str, Any], source: str, minutes: float, program: Program)
 
 def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     """Look at the folder, choose the settings of its recipe, and print why."""
-    data = arguments_of(given, "data") | {"in_chans": given.get(CHANNELS, 3)}
+    data = data_arguments(given)
     source = open_source(data["root"], **data)
     assert isinstance(source, FolderSource)
     source.prepare()

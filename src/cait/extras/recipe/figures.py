@@ -272,7 +272,7 @@ def compare(data: ImageNetDataModule, module: CaiTModule, held: Settings) -> tup
 
 def modules(held: Settings, **of_data: Any) -> tuple[ImageNetDataModule, CaiTModule]:
     """The run's data module, with some settings of its own, and its LightningModule."""
-    data = ImageNetDataModule(**arguments_of(held, "data") | {"in_chans": held.get(CHANNELS, 3)} | of_data)
+    data = ImageNetDataModule(**data_arguments(held) | of_data)
     data.setup("validate")
     sizes = dict(img_size=data.img_size, num_classes=data.num_classes, task=data.task)
     return data, CaiTModule(**arguments_of(held, "model") | sizes)
@@ -290,6 +290,11 @@ def arguments_of(settings: Settings, room: str) -> dict[str, Any]:
                 place = place[part]
             place[groups[-1]] = value
     return found
+
+
+def data_arguments(settings: Settings) -> dict[str, Any]:
+    """Those of the data module, which gets the channels of the network."""
+    return arguments_of(settings, "data") | {"in_chans": settings.get(CHANNELS, 3)}
 
 
 def devices_of(held: Settings) -> int:
