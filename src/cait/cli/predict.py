@@ -56,10 +56,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
+    options.set_defaults(added=[])
     for setting in plugins.settings():
         if "predict" in setting.verbs:
             how: Any = dict(type=setting.type, help=setting.help, metavar=setting.name.upper())
-            options.add_argument(f"--{setting.name}", dest="added", action="append", default=[], **how)
+            options.add_argument(f"--{setting.name}", dest="added", action="append", **how)
     options.add_weights()
     options.add_trust()
     given = options.parse_intermixed_args(arguments)

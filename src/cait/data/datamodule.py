@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -74,8 +75,7 @@ class ImageNetDataModule(LightningDataModule):
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
-        self.batch_size = loading.batch_size
-        self.eval_batch_size = loading.eval_batch_size or loading.batch_size
+        self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
         self.num_workers, self.repeats = loading.num_workers, loading.repeats
         self._class_names = class_names
         self.unreadable_path: Path | None = None
@@ -295,9 +295,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *rest = batch
-        if images.dtype == torch.uint8:
-            images = self.normalize_and_erase(images, *rest)
-        return images, labels
+        return (self.normalize_and_erase(images, *rest) if images.dtype == torch.uint8 else images), labels
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = self._normalized(batch)
@@ -377,7 +375,9 @@ class ImageNetDataModule(LightningDataModule):
             return
         for name, value in self.state_dict()["depends_on"].items():
             saved = state_dict["depends_on"].get(name, value)
-            if saved != value:
+            if name == "pixels by" and saved != value == "timm" and self.loading.backend == "auto":
+                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
+            elif saved != value:
                 changed = f"{name} was {saved}, is {value}; to continue anyway add --data.check_resume false"
                 raise UserError(f"the checkpoint is of a run with other data or settings: {changed}")
 
