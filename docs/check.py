@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parents[1]
-FEW_STEPS = "--trainer.limit_train_batches 4 --trainer.limit_val_batches 4 --trainer.max_epochs"
+FEW_STEPS = "--trainer.limit_train_batches 10 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
 PAGES_AS_NOTEBOOKS = [Path("docs/cait.md")]
 NOTEBOOKS = [path.relative_to(REPO) for path in sorted((REPO / "docs").glob("*.ipynb"))]
