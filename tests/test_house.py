@@ -102,7 +102,6 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
 
 
 ELSEWHERE = {
-    "cores.py": "what the kernel says",
     "guards/configurations.py": "the reader of YAML",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "extras"
 
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
-    "SETTINGS": "list[Setting]: settings of `cait fit`, `cait eval` and `cait predict`",
+    "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
@@ -55,17 +55,16 @@ class Verb:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the verbs that train, score or classify."""
+    """A setting of the verbs that train or score."""
 
     name: str
     """Without the dashes, as "logger_args"."""
     type: Any
-    """As a function's annotation. For "predict" a function: what it makes of the text is called with (loaded, row,
-    image) for each image that is read; see `_rows` in cait.cli.predict."""
+    """As a function's annotation."""
     default: Any
     help: str
     verbs: Sequence[str] = ()
-    """Those that take it, "fit", "eval" or "predict"; none named means the first two."""
+    """Those that take it, "fit" or "eval"; none named means both."""
 
 
 @dataclass(frozen=True)

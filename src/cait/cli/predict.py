@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from rich.progress import Progress
 
-from cait import disk, plugins
+from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import CONTROL, UserError, console, printable
@@ -56,11 +56,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
-    options.set_defaults(added=[])
-    for setting in plugins.settings():
-        if "predict" in setting.verbs:
-            how: Any = dict(type=setting.type, help=setting.help, metavar=setting.name.upper())
-            options.add_argument(f"--{setting.name}", dest="added", action="append", **how)
     options.add_weights()
     options.add_trust()
     given = options.parse_intermixed_args(arguments)
@@ -83,12 +78,9 @@ def _paths(place: str) -> Iterable[str]:
 
 
 def _rows(
-    loaded: loading.Loaded, paths: list[str], device: Any, given: argparse.Namespace, unreadable: list[str]
+    loaded: loading.Loaded, paths: list[str], device: Any, top_k: int | None, unreadable: list[str]
 ) -> Iterator[Row]:
-    """A row for each image, in order. Those that are unreadable are reported, and added to the list.
-
-    What extras add to the options is called with `loaded`, the row and the network's input [C, S, S].
-    """
+    """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     import torch
 
     from cait.data.listing import Files
@@ -100,9 +92,9 @@ def _rows(
     for images, labels in data.predict_dataloader():
         with torch.inference_mode():
             probabilities = task.probabilities(network(images.to(device))).cpu()
-        best = task.best(probabilities, loaded.class_names, given.top_k)
+        best = task.best(probabilities, loaded.class_names, top_k)
         finite = probabilities.isfinite().all(dim=1).tolist()
-        for image, label, classes, is_finite in zip(images, labels.tolist(), best, finite, strict=True):
+        for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
             path = next(remaining)
             if label < 0:
                 error = _why_unreadable(path)
@@ -110,10 +102,7 @@ def _rows(
                 print(f"cannot read {printable(path)}: {error}", file=sys.stderr)
                 yield {"path": path, "error": error}
             elif is_finite:
-                row = {"path": path, "predictions": classes}
-                for add in given.added:
-                    add(loaded, row, image)
-                yield row
+                yield {"path": path, "predictions": classes}
             else:
                 raise UserError(f"the network has no finite probabilities for {path}")
 
@@ -133,7 +122,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     """Write the rows to the file or to the screen."""
     start, screen, unreadable = time.monotonic(), console(stderr=True), list[str]()
     is_shown = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    rows = _rows(loaded, paths, device, given, unreadable)
+    rows = _rows(loaded, paths, device, given.top_k, unreadable)
     # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
     bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=not is_shown, auto_refresh=False)
     with bar, _file(given.output) as file:

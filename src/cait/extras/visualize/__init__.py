@@ -1,8 +1,6 @@
 """Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
 
-from typing import Any
-
-from cait.plugins import Setting, Verb
+from cait.plugins import Verb
 
 VERBS = {
     "visualize": Verb(
@@ -15,12 +13,3 @@ VERBS = {
         "what differs between runs, and their curves: cait compare NAME ... [--output FILE]",
     ),
 }
-
-
-def _maps(folder: str) -> Any:
-    from cait.extras.visualize.maps import Maps
-
-    return Maps(folder)
-
-
-SETTINGS = [Setting("maps", _maps, None, "folder for a PNG of each image: what the network looks at", ["predict"])]

@@ -8,10 +8,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
-import re
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,6 @@ from matplotlib.figure import Figure
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-from cait.cli.loading import Loaded
 from cait.errors import UserError
 from cait.extras import plots
 
@@ -40,37 +36,6 @@ PANEL, FEWEST, MOST = 1.75, 4, 8
 
 class NoMapsError(UserError):
     """This network has no maps."""
-
-
-class Maps:
-    """Pictures of images with their maps, as files in a folder.
-
-    It is called with what `cait predict` says of each image, and with the network's input [C, S, S].
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder, self.names = Path(folder), Counter[str]()
-
-    def __call__(self, loaded: Loaded, row: dict[str, Any], image: Tensor) -> None:
-        if not self.names and any(self.folder.glob("*")):
-            raise UserError(f"{self.folder} has files; name a new or an empty folder with --maps")
-        path = Path(row["path"])
-        self.write(loaded, image, f"{path.parent.name}/{path.stem}", in_words(row["predictions"]))
-
-    def write(self, loaded: Loaded, image: Tensor, name: str, title: str) -> tuple[Path, Figure]:
-        """The file of an image, and what is drawn there. A further image of the same name gets a number."""
-        image = image.to(next(loaded.network.parameters()).device)
-        figure = draw(look(loaded.network, image), plots.pixels(image, loaded.data.preprocessing), title)
-        name = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
-        self.names[name.lower()] += 1
-        count = self.names[name.lower()]
-        file = self.folder / f"{name}{f'+{count}' if count > 1 else ''}.png"
-        plots.write(figure, file)
-        return file, figure
-
-
-def in_words(predictions: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{each['class']} {each['probability']:.1%}" for each in predictions) or "no class"
 
 
 def kind(network: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -88,14 +89,20 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
 @torch.no_grad()
 def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     """Draw each image into a file and print its likely classes."""
-    html, drawn = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])], maps.Maps(output)
+    html, drawn = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])], Counter[str]()
     chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
     for name, prepared, label in itertools.islice(chosen, given.num_images):
         image = _seen(loaded, prepared)
         probabilities = loaded.task.probabilities(loaded.network(image[None]))
         (best,) = loaded.task.best(probabilities, loaded.class_names)
-        words = maps.in_words(best) + (f"; true class {label}" if label is not None else "")
-        file, figure = drawn.write(loaded, image, name, words)
+        words = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in best) or "no class"
+        words += f"; true class {label}" if label is not None else ""
+        figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.preprocessing), words)
+        stem = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
+        drawn[stem.lower()] += 1
+        number = drawn[stem.lower()]
+        file = output / f"{stem}{f'+{number}' if number > 1 else ''}.png"  # of several with one name
+        plots.write(figure, file)
         print(f"{os.path.relpath(file)}  {words}", flush=True)
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
