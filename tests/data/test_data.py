@@ -307,6 +307,16 @@ def wide_png(width: int, height: int) -> bytes:
         (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda path: path.write_text("buy milk"), "not an image"),
         (lambda path: Image.new("RGB", (16, 16)).save(path, "EPS"), "not an image"),
+    colour = np.stack([FLOATS] * 3, axis=-1)
+    for pixels, words, settings in (
+        (colour, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
+        (FLOATS.astype(np.float16), "not an image that Pillow reads: save it with 8 or 16 bits", {}),
+        ((127 * FLOATS).astype(np.int8), "which is white", {}),
+        (FLOATS.round(), "compressed and big-endian", dict(byteorder=">", compression="zlib")),
+    ):
+        tifffile.imwrite(tmp_path / "y.tif", pixels, **settings)
+        with pytest.raises(UserError, match=words):
+            load_rgb(tmp_path / "y.tif")
         (lambda path: path.write_bytes(wide_png(2_000_000, 1)), "one side of its 2,000,000 × 1 pixels is over 1,000"),
         (lambda path: path.write_bytes(wide_png(20_000, 20_000)), "exceeds limit of 178956970 pixels"),
         (lambda path: path.touch() or os.truncate(path, 300 * 2**30), "more than the 1,073,741,824 that are read"),
