@@ -59,6 +59,7 @@ class FolderSource:
         self.root, self.splits, self.write = Path(splits.root), splits, write
         self.left_out: dict[str, list[str]] = {}
         """Paths below the root of what was not listed, by the reason."""
+        self.val_list = Path(splits.val_list) if splits.val_list else None
         self.holds_out_all = False
 
     def prepare(self) -> None:
@@ -99,9 +100,9 @@ class FolderSource:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
 
-    def hold_out_all(self) -> None:
-        """Validate on all images of class folders without a split, because nothing is to be trained."""
-        self.holds_out_all = True
+    def validate_on(self, listed: Path | None) -> None:
+        """Validate on the images that a file lists, or else on all of class folders, because nothing is trained."""
+        self.val_list, self.holds_out_all = listed, listed is None
         self.left_out.clear()
         self.__dict__.pop("sets", None)
 
@@ -129,13 +130,13 @@ class FolderSource:
     @cached_property
     def sets(self) -> tuple[Files, Files]:
         """The training and validation images, from their two folders, or of one that is divided."""
-        names, val_list, fraction = self.class_names, self.splits.val_list, self.splits.val_fraction
+        names, val_list, fraction = self.class_names, self.val_list, self.splits.val_fraction
         train, val = self.split_folders()
         if val is None:
             images = self._listed(self.root, names)
             if self.holds_out_all:
                 return images, images
-            return hold_listed(images, self.root, Path(val_list)) if val_list else hold_out(images, fraction)
+            return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
         val_names = [*class_folders(val)]
@@ -164,7 +165,8 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
     option = f"--data.val_list {val_list}"
-    listed = {composed(os.path.join(root, row["path"])) for _, row in disk.read_csv(val_list, option) if row["path"]}
+    below = (os.path.relpath(root / row["path"], root) for _, row in disk.read_csv(val_list, option) if row["path"])
+    listed = {composed(os.path.join(root, name)) for name in below}
     held = Files(sample for sample in images if composed(sample[0]) in listed)
     if missing := sorted(listed - {composed(path) for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
