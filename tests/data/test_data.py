@@ -215,7 +215,10 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
         ("cr\u00e8me/1.png cr\u00e8me/2.png cre\u0300me/1.png b/1.png", {}, "two folders called cr.*me"),
         ("a/1.png a/2.png K\udce4se/1.png K\udce4se/2.png", {}, "the class folder .*K�se is not UTF-8: rename it"),
         ("train/a/1.png val/a/2.png", {}, "train holds 1 class folder.*, at least 2 are needed"),
-        ("train/a/1.png train/b/1.png", {}, "val does not exist; validation images belong in"),
+        ("train/a/1.png train/b/1.png", {}, "val does not exist; .* if train is a class add --data.train_split none"),
+        ("bus/a/1.png bus/b/2.png val/c/1.png val/d/2.png", {}, ["bus", "val"]),
+        ("bus/a/1.png bus/b/2.png val/a/1.png val/b/2.png", {}, "if val is a class add --data.val_split none"),
+        (TWO_CLASSES, {"#recycle": "a", "a/@Recycle": "../b", "lost+found": "b"}, ["a", "b"]),
         (
             TWO_FOLDERS.replace("train", "Trn"),
             {},
@@ -245,6 +248,22 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
         assert {label for samples in source.sets for _, label in samples} == set(range(len(expected)))
         assert len(paths) == len(files.split()) + sum(link.endswith("png") for link in links)
         assert source.left_out.get("broken links", []) == [link for link in links if link == "gone"]
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "words"),
+    [
+        (TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"), {}, "add --data.train_split seg_train"),
+        ("train/a/1.png train/b/1.png", {"val": "train"}, "images that validate are trained on too"),
+        ("train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"}, "images that validate are trained on too"),
+    ],
+)
+def test_what_may_be_meant_otherwise_is_told(
+    files: str, links: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laid_out(tmp_path, files, links)
+    _ = open_source(str(tmp_path)).train
+    assert words in capsys.readouterr().err
 
 
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -288,6 +307,16 @@ def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "x.tif", deep, **how)
     with pytest.raises(UserError, match="lie one after the other"):
         load_rgb(tmp_path / "x.tif")
+    colour = np.stack([FLOATS] * 3, axis=-1)
+    for pixels, words, settings in (
+        (colour, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
+        (FLOATS.astype(np.float16), "not an image that Pillow reads: save it with 8 or 16 bits", {}),
+        ((127 * FLOATS).astype(np.int8), "which is white", {}),
+        (FLOATS.round(), "compressed and big-endian", dict(byteorder=">", compression="zlib")),
+    ):
+        tifffile.imwrite(tmp_path / "y.tif", pixels, **settings)
+        with pytest.raises(UserError, match=words):
+            load_rgb(tmp_path / "y.tif")
     with pytest.raises(UserError, match="which is white"):
         load_rgb(Image.fromarray(np.zeros((8, 8), np.int32)))
 
@@ -307,16 +336,6 @@ def wide_png(width: int, height: int) -> bytes:
         (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda path: path.write_text("buy milk"), "not an image"),
         (lambda path: Image.new("RGB", (16, 16)).save(path, "EPS"), "not an image"),
-    colour = np.stack([FLOATS] * 3, axis=-1)
-    for pixels, words, settings in (
-        (colour, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
-        (FLOATS.astype(np.float16), "not an image that Pillow reads: save it with 8 or 16 bits", {}),
-        ((127 * FLOATS).astype(np.int8), "which is white", {}),
-        (FLOATS.round(), "compressed and big-endian", dict(byteorder=">", compression="zlib")),
-    ):
-        tifffile.imwrite(tmp_path / "y.tif", pixels, **settings)
-        with pytest.raises(UserError, match=words):
-            load_rgb(tmp_path / "y.tif")
         (lambda path: path.write_bytes(wide_png(2_000_000, 1)), "one side of its 2,000,000 × 1 pixels is over 1,000"),
         (lambda path: path.write_bytes(wide_png(20_000, 20_000)), "exceeds limit of 178956970 pixels"),
         (lambda path: path.touch() or os.truncate(path, 300 * 2**30), "more than the 1,073,741,824 that are read"),

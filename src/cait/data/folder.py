@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,7 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
-        if train is None and val is not None and class_folders(val):
+        if train is None and val is not None and not _is_class(val):
             remedy = f"training images belong in {root / splits.train_split}/<class>/"
             remedy += f"; if {val.name} is a class add --data.val_split none"
             raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
@@ -92,7 +93,8 @@ class FolderSource:
             return root, None
         if val is None:
             place = root / splits.val_split
-            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
+            remedy = f"belong in {place}/<class>/; if {train.name} is a class add --data.train_split none"
+            raise UserError(f"{place} does not exist; validation images {remedy}")
         return train, val
 
     @property
@@ -136,6 +138,7 @@ class FolderSource:
             images = self._listed(self.root, names)
             if self.holds_out_all:
                 return images, images
+            _tell_of_parts(self.root, names)
             return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
@@ -143,6 +146,9 @@ class FolderSource:
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
+        real = [{os.path.realpath(part / name) for name in class_folders(part).values()} for part in (train, val)]
+        if real[0] & real[1]:
+            tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
 
     def _listed(self, folder: Path, names: list[str]) -> Files:
@@ -160,6 +166,22 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
         return None
     folders = {name.lower(): name for name in class_folders(root)}
     return next((root / folders[name] for name in usual if name in folders), None)
+
+
+def _is_class(folder: Path) -> bool:
+    """Whether a folder called as that of validation is a class: it holds none, or as all beside it others."""
+    inside, beside = class_folders(folder), class_folders(folder.parent)
+    others = [class_folders(folder.parent / name) for name in beside.values() if name != folder.name]
+    return not inside or (len(beside) > 1 and all(others) and inside.keys().isdisjoint({*beside}.union(*others)))
+
+
+def _tell_of_parts(root: Path, names: Sequence[str]) -> None:
+    """Say so if classes are called as the parts of a data set, as seg_train and seg_test."""
+    words = {name: {*re.split("[^a-z]+", name.lower())} for name in names}
+    parts = [[name for name in names if words[name] & {*usual}] for usual in (TRAIN_NAMES, VAL_NAMES)]
+    if all(parts):
+        how = f"--data.train_split {parts[0][0]} --data.val_split {parts[1][0]}"
+        tell(f"{root}: {parts[0][0]} and {parts[1][0]} are taken for classes; if they hold the classes add {how}")
 
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
