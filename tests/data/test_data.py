@@ -250,20 +250,15 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
         assert source.left_out.get("broken links", []) == [link for link in links if link == "gone"]
 
 
-@pytest.mark.parametrize(
-    ("files", "links", "words"),
-    [
-        (TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"), {}, "add --data.train_split seg_train"),
-        ("train/a/1.png train/b/1.png", {"val": "train"}, "images that validate are trained on too"),
-        ("train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"}, "images that validate are trained on too"),
-    ],
-)
-def test_what_may_be_meant_otherwise_is_told(
-    files: str, links: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    laid_out(tmp_path, files, links)
-    _ = open_source(str(tmp_path)).train
-    assert words in capsys.readouterr().err
+def test_what_may_be_meant_otherwise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    laid_out(tmp_path / "parts", TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"))
+    laid_out(tmp_path / "whole", "train/a/1.png train/b/1.png", {"val": "train"})
+    laid_out(tmp_path / "class", "train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"})
+    for name in ("parts", "whole", "class"):
+        assert open_source(str(tmp_path / name)).train
+    parts, *linked = capsys.readouterr().err.splitlines()
+    assert "seg_test, seg_train are taken for classes; see --data.train_split" in parts
+    assert ["images that validate are trained on too" in line for line in linked] == [True, True]
 
 
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)

@@ -116,7 +116,8 @@ def _settings_of(folder: Path, launched: bool) -> list[str]:
 def _is_own(folder: Path, source: FolderSource, labels: str | None) -> bool:
     """Whether images are those of a run: its folder, or a copy, may have grown since, or the table be corrected."""
     own, held_out, real = saved.data_settings(folder), folder / rundir.VALIDATION, os.path.realpath
-    is_same = real(source.root) == real(own.get("root", ""))
+    own_root = Path(own.get("root", ""))
+    is_same = real(source.root) == real(own_root)
     if not held_out.is_file() or (is_same and (not labels or real(labels) == real(own.get("labels") or ""))):
         return is_same
     source.validate_on(None)
@@ -125,13 +126,9 @@ def _is_own(folder: Path, source: FolderSource, labels: str | None) -> bool:
     held = {composed(os.path.join(source.root, name)) for name in names}
     if listed <= held or listed.isdisjoint(held):  # all can be scored
         return False
-    return is_same or (held <= listed and not _differ(source.root, Path(own.get("root", "")), names))
-
-
-def _differ(root: Path, own: Path, names: Iterable[str]) -> bool:
-    """Whether images of these names differ below two folders; the second may be gone."""
-    pairs = ((root / spelled(root, name), own / spelled(own, name)) for name in names)
-    return any(original.is_file() and not filecmp.cmp(image, original) for image, original in pairs)
+    pairs = ((place / spelled(place, name) for place in (source.root, own_root)) for name in names)
+    differ = (original.is_file() and not filecmp.cmp(image, original) for image, original in pairs)
+    return is_same or (held <= listed and not any(differ))  # the run's own folder may be gone
 
 
 class Scoring:

@@ -138,7 +138,9 @@ class FolderSource:
             images = self._listed(self.root, names)
             if self.holds_out_all:
                 return images, images
-            _tell_of_parts(self.root, names)
+            words = {*re.split("[^a-z]+", " ".join(names).lower())}
+            if words & {*TRAIN_NAMES} and words & {*VAL_NAMES}:  # as in seg_train and seg_test
+                tell(f"{train}: {abbreviate(names)} are taken for classes; see --data.train_split and --data.val_split")
             return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
@@ -173,15 +175,6 @@ def _is_class(folder: Path) -> bool:
     inside, beside = class_folders(folder), class_folders(folder.parent)
     others = [class_folders(folder.parent / name) for name in beside.values() if name != folder.name]
     return not inside or (len(beside) > 1 and all(others) and inside.keys().isdisjoint({*beside}.union(*others)))
-
-
-def _tell_of_parts(root: Path, names: Sequence[str]) -> None:
-    """Say so if classes are called as the parts of a data set, as seg_train and seg_test."""
-    words = {name: {*re.split("[^a-z]+", name.lower())} for name in names}
-    parts = [[name for name in names if words[name] & {*usual}] for usual in (TRAIN_NAMES, VAL_NAMES)]
-    if all(parts):
-        how = f"--data.train_split {parts[0][0]} --data.val_split {parts[1][0]}"
-        tell(f"{root}: {parts[0][0]} and {parts[1][0]} are taken for classes; if they hold the classes add {how}")
 
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
