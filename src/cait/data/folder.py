@@ -93,8 +93,8 @@ class FolderSource:
             return root, None
         if val is None:
             place = root / splits.val_split
-            remedy = f"belong in {place}/<class>/; if {train.name} is a class add --data.train_split none"
-            raise UserError(f"{place} does not exist; validation images {remedy}")
+            remedy = f"give --data.root {train} to hold out a part, or if that is a class --data.train_split none"
+            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/; {remedy}")
         return train, val
 
     @property
@@ -147,7 +147,8 @@ class FolderSource:
         val_names = [*class_folders(val)]
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
-            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
+            remedy = "" if val_names else f"; give --data.root {train} to hold out a part of that"
+            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
         real = [{os.path.realpath(part / name) for name in class_folders(part).values()} for part in (train, val)]
         if real[0] & real[1]:
             tell(f"{train} and {val} are linked: images that validate are trained on too")
