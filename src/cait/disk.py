@@ -174,6 +174,8 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
             if "path" not in columns:
                 has = printable(", ".join(columns)) or "none"
                 raise UserError(f"{name} has no column `path`, it has {has}; save the table as CSV in UTF-8")
+            if twice := [column for column in columns if column and columns.count(column) > 1]:
+                raise UserError(f"{name} has two columns `{twice[0]}`: remove one")
             for row in reader:
                 _check_cells(row, f"{name}, line {reader.line_num}")
                 yield reader.line_num, {column: row[column] for column in columns}

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from harness import DEVICES, REPO, Cait, rows
+from jsonargparse._loaders_dumpers import yaml_load
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.guards import configurations
 from cait.guards.configurations import is_overlay, without_absent
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
@@ -65,6 +67,14 @@ def test_an_overlay_says_neither_data_nor_model(tmp_path: Path) -> None:
         (tmp_path / "it.yaml").write_text(text)
         assert is_overlay(tmp_path / "it.yaml") == is_one, text
     assert is_overlay(Path("configs/trainer/debug.yaml"))
+
+
+@pytest.mark.parametrize("value", ["1e-3", "12e4", "+1.5E7", 1e-3, 1e22, "1e", "e3", "2024"])
+def test_a_name_like_a_number_stays_text(value: object) -> None:
+    """As that of a run, or of its data, in config.yaml: YAML 1.1 takes it for text, and the parser for a number."""
+    text = yaml.safe_dump({"it": value})
+    assert configurations.load(text, "it") == yaml_load(text) == {"it": value}
+    assert configurations.load("1e-3", "it") == 1e-3
 
 
 def test_what_an_absent_extra_took_is_left_out_and_the_models_own_stays() -> None:

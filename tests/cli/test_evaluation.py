@@ -6,20 +6,16 @@ import json
 import re
 import shutil
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
 import scored
 import torch
 from harness import LIMIT, start
-from PIL import Image
 from scored import NAMES, TWO, logits_of
 
 from cait import plugins
 from cait.cli import main
-from cait.cli.evaluate import _holds_out
-from cait.data.folder import FolderSource, Splits
 from cait.run import rundir
 
 
@@ -109,27 +105,23 @@ def test_all_images_of_another_folder_are_scored(inside: Path, evaluated: dict) 
         assert json.loads(Path("bare.json").read_text())["raw"]["images"] == named
 
 
-def test_a_copy_is_known_however_its_names_are_composed(tmp_path: Path) -> None:
-    names = [f"{kind}/\u00e9 {number}.png" for kind in "ab" for number in range(12)]
-    for name in names:
-        path = tmp_path / "copy" / unicodedata.normalize("NFD", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(path)
-    source = FolderSource(Splits(str(tmp_path / "copy")))
-    held = [path.removeprefix(f"{tmp_path}/copy/") for path, _ in source.val]
-    (tmp_path / rundir.VALIDATION).write_text(unicodedata.normalize("NFC", "\n".join(["path", *held])))
-    assert _holds_out(tmp_path, source)
-    (tmp_path / rundir.VALIDATION).write_text("path\na/1.png\n")
-    assert not _holds_out(tmp_path, source)
-
-
-def test_a_folder_with_the_names_that_a_run_has_held_out_is_another(inside: Path, evaluated: dict) -> None:
-    images = sorted(Path("named").glob("*/*.jpeg"))
-    shutil.copytree("logs/mine", "logs/held")
-    listed = [f"{path.relative_to('named')},{path.parent.name}" for path in images[:2]]
-    Path("logs/held/validation.csv").write_text("\n".join(["path,class", *listed]))
-    main(["eval", "held", "--data.root=named", "--data.num_workers=0", "--output=held.json"])
-    assert json.loads(Path("held.json").read_text())["raw"]["images"] == len(images)
+@pytest.mark.parametrize("own", [None, "the same", "another"])
+def test_a_copy_of_a_runs_folder_is_scored_on_what_is_held_out(own: str | None, inside: Path, evaluated: dict) -> None:
+    """However it has grown and its names are composed; but not another folder with the same names."""
+    copy, run = Path(f"copy {own}"), Path(f"logs/{own}")
+    shutil.copytree("named", copy)
+    shutil.copytree("logs/mine", run)
+    first, second, *others = sorted(copy.glob("*/*.jpeg"))
+    first = first.rename(first.with_name("e\u0301.jpeg"))
+    held = [first.parent / "\u00e9.jpeg", second]
+    (run / rundir.VALIDATION).write_text("\n".join(["path", *(str(path.relative_to(copy)) for path in held)]))
+    for path in (first, second) if own else ():  # in the run's own folder
+        kept = Path("data", path.relative_to(copy))
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(path.read_bytes() if own == "the same" else b"another")
+    main(["eval", str(run), f"--data.root={copy}", "--data.num_workers=0", "--output=held.json"])
+    count = 2 + len(others) if own == "another" else 2
+    assert json.loads(Path("held.json").read_text())["raw"]["images"] == count
 
 
 def test_without_extras_loss_and_accuracy_are_scored(

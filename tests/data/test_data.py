@@ -210,12 +210,15 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
         ("Validation/1.png Validation/2.png Test/1.png Test/2.png", {}, ["Test", "Validation"]),
         (TWO_FOLDERS.replace("train", "Train").replace("val", "TEST"), {}, ["a", "b"]),
         ("Train/1.png Train/2.png Test/1.png Test/2.png", {}, "Train holds 0 class folder"),
-        ("train/a/1.png train/b/1.png val/1.png", {}, "do not hold the same class folders: a, b"),
+        ("train/a/1.png train/b/1.png val/1.png", {}, "not hold .* class folders: a, b; give --data.root {root}/train"),
         ("train/cr\u00e8me/1.png train/b/1.png val/cre\u0300me/2.png val/b/1.png", {}, ["b", "cr\u00e8me"]),
         ("cr\u00e8me/1.png cr\u00e8me/2.png cre\u0300me/1.png b/1.png", {}, "two folders called cr.*me"),
         ("a/1.png a/2.png K\udce4se/1.png K\udce4se/2.png", {}, "the class folder .*K�se is not UTF-8: rename it"),
         ("train/a/1.png val/a/2.png", {}, "train holds 1 class folder.*, at least 2 are needed"),
-        ("train/a/1.png train/b/1.png", {}, "val does not exist; validation images belong in"),
+        ("train/a/1.png train/b/1.png", {}, "val does not exist; .* --data.root .* or .* --data.train_split none"),
+        ("bus/a/1.png bus/b/2.png val/c/1.png val/d/2.png", {}, ["bus", "val"]),
+        ("bus/a/1.png bus/b/2.png val/a/1.png val/b/2.png", {}, "if val is a class add --data.val_split none"),
+        (TWO_CLASSES, {"#recycle": "a", "a/@Recycle": "../b", "lost+found": "b"}, ["a", "b"]),
         (
             TWO_FOLDERS.replace("train", "Trn"),
             {},
@@ -245,6 +248,16 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
         assert {label for samples in source.sets for _, label in samples} == set(range(len(expected)))
         assert len(paths) == len(files.split()) + sum(link.endswith("png") for link in links)
         assert source.left_out.get("broken links", []) == [link for link in links if link == "gone"]
+
+
+def test_what_may_be_meant_otherwise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    laid_out(tmp_path / "parts", TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"))
+    laid_out(tmp_path / "class", "train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"})
+    for name in ("parts", "class"):
+        assert open_source(str(tmp_path / name)).train
+    parts, linked = capsys.readouterr().err.splitlines()
+    assert "seg_test, seg_train are taken for classes; see --data.train_split" in parts
+    assert "images that validate are trained on too" in linked
 
 
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -288,6 +301,16 @@ def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "x.tif", deep, **how)
     with pytest.raises(UserError, match="lie one after the other"):
         load_rgb(tmp_path / "x.tif")
+    colour = np.stack([FLOATS] * 3, axis=-1)
+    for pixels, words, settings in (
+        (colour, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
+        (FLOATS.astype(np.float16), "not an image that Pillow reads: save it with 8 or 16 bits", {}),
+        ((127 * FLOATS).astype(np.int8), "which is white", {}),
+        (FLOATS.round(), "compressed and big-endian", dict(byteorder=">", compression="zlib")),
+    ):
+        tifffile.imwrite(tmp_path / "y.tif", pixels, **settings)
+        with pytest.raises(UserError, match=words):
+            load_rgb(tmp_path / "y.tif")
     with pytest.raises(UserError, match="which is white"):
         load_rgb(Image.fromarray(np.zeros((8, 8), np.int32)))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ from rich.table import Table
 from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
-from cait.data.folder import FolderSource, composed
+from cait.data.folder import FolderSource, composed, spelled
 from cait.errors import UserError, console
-from cait.guards import configurations, trust
+from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import values
@@ -82,7 +82,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         with trust.only_own(trusted):
-            settings = [*_settings_of(folder, given, program.processes.several()), *given]
+            settings = [*_settings_of(folder, program.processes.several()), *given]
     from cait.cli.lightning import CaiTCLI
 
     class ScoringCLI(CaiTCLI):
@@ -93,7 +93,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
         ScoringCLI(["validate", *settings], program, trust.own_settings(settings))
 
 
-def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
+def _settings_of(folder: Path, launched: bool) -> list[str]:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
     This machine says how many processes start, and not the run, unless a launcher has started them already.
@@ -108,34 +108,27 @@ def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
     ]
     if not launched:
         settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
-    held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
-    is_listed = held_out.is_file() and "data.val_list" not in options
-    if is_listed and not _is_other(folder, options.get("data.root"), options.get("data.labels")):
-        settings.append(f"--data.val_list={held_out}")
+    if (folder / rundir.VALIDATION).is_file():
+        settings.append("--data.val_list=null")  # `Scoring` reads that of the run, if the images are the run's
     return settings
 
 
-def _is_other(folder: Path, root: str | Path | None, labels: str | None) -> bool:
-    """Whether images are not those of a run. Its folder may have grown since, or the table be a corrected one."""
-    own, held_out = saved.data_settings(folder), folder / rundir.VALIDATION
-    root = root or own.get("root", "")
-    if not _same(root, own.get("root")):
-        return True
-    if labels in (None, "", "null") or _same(labels, own.get("labels")) or not held_out.is_file():
+def _is_own(folder: Path, source: FolderSource, labels: str | None) -> bool:
+    """Whether images are those of a run: its folder, or a copy, may have grown since, or the table be corrected."""
+    own, held_out, real = saved.data_settings(folder), folder / rundir.VALIDATION, os.path.realpath
+    own_root = Path(own.get("root", ""))
+    is_same = real(source.root) == real(own_root)
+    if not held_out.is_file() or (is_same and (not labels or real(labels) == real(own.get("labels") or ""))):
+        return is_same
+    source.validate_on(None)
+    listed = {composed(path) for path, _ in source.val}
+    names = [row["path"] for _, row in disk.read_csv(held_out, str(held_out))]
+    held = {composed(os.path.join(source.root, name)) for name in names}
+    if listed <= held or listed.isdisjoint(held):  # all can be scored
         return False
-    held, listed = _paths(held_out, root), _paths(labels, root)
-    return listed <= held or listed.isdisjoint(held)  # all can be scored
-
-
-def _same(path: str | Path, other: str | Path | None) -> bool:
-    """Whether both are the same file or folder."""
-    return os.path.realpath(path) == os.path.realpath(other or "")
-
-
-def _paths(table: str | Path, root: str | Path) -> set[str]:
-    """The images of a table, below `root`, however their names are composed."""
-    rows = disk.read_csv(Path(table), str(table))
-    return {composed(os.path.abspath(os.path.join(root, row["path"].strip()))) for _, row in rows}
+    pairs = ((place / spelled(place, name) for place in (source.root, own_root)) for name in names)
+    differ = (original.is_file() and not filecmp.cmp(image, original) for image, original in pairs)
+    return is_same or (held <= listed and not any(differ))  # the run's own folder may be gone
 
 
 class Scoring:
@@ -177,15 +170,16 @@ class Scoring:
                 scorer.show(result)
 
     def _choose_images(self) -> None:
-        """Score all images of another folder, or table, than the run's: its training has seen none of them."""
+        """Score what a run has held out; of another folder, or table, all images: its training has seen none."""
         source, data, model = self.data.source, self.config.data, self.config.model
-        if not isinstance(source, FolderSource) or not source.holds_out or data.val_list is not None:
+        if not isinstance(source, FolderSource) or data.get("val_list") is not None:
             return
-        if folder := self.folder or _run_with(self.config.ckpt_path or model.weights):
-            if _is_other(folder, self.data.root, data.get("labels")) and not _holds_out(folder, source):
-                source.hold_out_all()
-        elif model.pretrained and self.config.ckpt_path is None:
-            source.hold_out_all()
+        folder = self.folder or _run_with(self.config.ckpt_path or model.weights)
+        if folder and _is_own(folder, source, data.get("labels")):
+            if (held_out := folder / rundir.VALIDATION).is_file():
+                source.validate_on(held_out)
+        elif folder or (model.pretrained and self.config.ckpt_path is None):
+            source.validate_on(None)
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
@@ -241,15 +235,6 @@ def _run_with(file: str | None) -> Path | None:
     folder = Path(file or "").absolute().parent
     is_runs = folder.name == rundir.CHECKPOINTS and (folder.parent / rundir.CONFIG).is_file()
     return folder.parent if file and is_runs else None
-
-
-def _holds_out(folder: Path, source: FolderSource) -> bool:
-    """Whether a run has held out just the images that `source` holds out, as of a copy of its own folder."""
-    held_out = folder / rundir.VALIDATION
-    with suppress(UserError):  # there is nothing to train on, or not of each class
-        held = {composed(os.path.abspath(path)) for path, _ in source.val}
-        return held_out.is_file() and _paths(held_out, source.root) == held
-    return False
 
 
 def show(result: Scores, rows: Sequence[Row]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,7 @@ class FolderSource:
         self.root, self.splits, self.write = Path(splits.root), splits, write
         self.left_out: dict[str, list[str]] = {}
         """Paths below the root of what was not listed, by the reason."""
+        self.val_list = Path(splits.val_list) if splits.val_list else None
         self.holds_out_all = False
 
     def prepare(self) -> None:
@@ -80,7 +82,7 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
-        if train is None and val is not None and class_folders(val):
+        if train is None and val is not None and not _is_class(val):
             remedy = f"training images belong in {root / splits.train_split}/<class>/"
             remedy += f"; if {val.name} is a class add --data.val_split none"
             raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
@@ -91,7 +93,8 @@ class FolderSource:
             return root, None
         if val is None:
             place = root / splits.val_split
-            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
+            remedy = f"give --data.root {train} to hold out a part, or if that is a class --data.train_split none"
+            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/; {remedy}")
         return train, val
 
     @property
@@ -99,9 +102,9 @@ class FolderSource:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
 
-    def hold_out_all(self) -> None:
-        """Validate on all images of class folders without a split, because nothing is to be trained."""
-        self.holds_out_all = True
+    def validate_on(self, listed: Path | None) -> None:
+        """Validate on the images that a file lists, or else on all of class folders, because nothing is trained."""
+        self.val_list, self.holds_out_all = listed, listed is None
         self.left_out.clear()
         self.__dict__.pop("sets", None)
 
@@ -129,19 +132,26 @@ class FolderSource:
     @cached_property
     def sets(self) -> tuple[Files, Files]:
         """The training and validation images, from their two folders, or of one that is divided."""
-        names, val_list, fraction = self.class_names, self.splits.val_list, self.splits.val_fraction
+        names, val_list, fraction = self.class_names, self.val_list, self.splits.val_fraction
         train, val = self.split_folders()
         if val is None:
             images = self._listed(self.root, names)
             if self.holds_out_all:
                 return images, images
-            return hold_listed(images, self.root, Path(val_list)) if val_list else hold_out(images, fraction)
+            words = {*re.split("[^a-z]+", " ".join(names).lower())}
+            if words & {*TRAIN_NAMES} and words & {*VAL_NAMES}:  # as in seg_train and seg_test
+                tell(f"{train}: {abbreviate(names)} are taken for classes; see --data.train_split and --data.val_split")
+            return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
         val_names = [*class_folders(val)]
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
-            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
+            remedy = "" if val_names else f"; give --data.root {train} to hold out a part of that"
+            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
+        real = [{os.path.realpath(part / name) for name in class_folders(part).values()} for part in (train, val)]
+        if real[0] & real[1]:
+            tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
 
     def _listed(self, folder: Path, names: list[str]) -> Files:
@@ -161,10 +171,18 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     return next((root / folders[name] for name in usual if name in folders), None)
 
 
+def _is_class(folder: Path) -> bool:
+    """Whether a folder called as that of validation is a class: it holds none, or as all beside it others."""
+    inside, beside = class_folders(folder), class_folders(folder.parent)
+    others = [class_folders(folder.parent / name) for name in beside.values() if name != folder.name]
+    return not inside or (len(beside) > 1 and all(others) and inside.keys().isdisjoint({*beside}.union(*others)))
+
+
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
     option = f"--data.val_list {val_list}"
-    listed = {composed(os.path.join(root, row["path"])) for _, row in disk.read_csv(val_list, option) if row["path"]}
+    below = (os.path.relpath(root / row["path"], root) for _, row in disk.read_csv(val_list, option) if row["path"])
+    listed = {composed(os.path.join(root, name)) for name in below}
     held = Files(sample for sample in images if composed(sample[0]) in listed)
     if missing := sorted(listed - {composed(path) for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"

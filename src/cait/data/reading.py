@@ -153,9 +153,10 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
         raise
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = getattr(error, "strerror", None) or error
-        if isinstance(error, Image.UnidentifiedImageError):
-            reason = "not an image"
         path = image if isinstance(image, str | Path) else name
+        if isinstance(error, Image.UnidentifiedImageError):
+            is_tiff = str(path).lower().endswith((".tif", ".tiff"))  # Pillow reads few kinds of floats
+            reason = "not an image" + (" that Pillow reads: save it with 8 or 16 bits a channel" if is_tiff else "")
         raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
 
 
@@ -172,14 +173,17 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """Grey of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
     tags = getattr(image, "tag_v2", {})  # TIFF alone has tags
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
-    if image.mode[0] not in "IF":
+    is_raw, is_signed = image.info.get("compression") == "raw", tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 2
+    if image.mode[0] not in "IF" and not is_signed:
         is_planar = tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
-        if is_planar and bits > 8 and image.info.get("compression") == "raw":  # libtiff reads the others
+        if is_planar and bits > 8 and is_raw:  # libtiff reads the others
             raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
         return image
     pixels = np.asarray(image)
-    if image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256):
+    if is_signed or (image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256)):
         raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
+    if image.mode == "F" and not is_raw and getattr(tags, "prefix", b"") == b"MM":
+        raise ValueError("its floating-point numbers are compressed and big-endian, which Pillow reads wrong")
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")

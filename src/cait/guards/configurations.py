@@ -166,6 +166,11 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+for kind in (Loader, yaml.SafeDumper):  # the parser takes 1e-3 for a number, so a name like that needs quotes
+    number = re.compile(r"[-+]?\d[\d_]*\.?\d*[eE][-+]?\d+$")
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+
+
 def load(text: str, source: Path | str) -> Any:
     """The value that a YAML text stands for. `source` names it in errors.
 

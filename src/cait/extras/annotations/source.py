@@ -54,7 +54,7 @@ class AnnotatedSource(FolderSource):
 
     def __init__(self, images: FolderSource, val_list: str | None, asked: Any) -> None:
         super().__init__(images.splits, images.write)
-        self.images, self.val_list, self.asked = images, val_list, asked
+        self.images, self.val_list, self.asked = images, Path(val_list) if val_list else None, asked
         self.left_out = images.left_out
 
     def split_folders(self) -> tuple[Path, Path | None]:
@@ -137,8 +137,7 @@ class AnnotatedSource(FolderSource):
             held = Files(pool or self._of_split("test"))
             return held, held
         if self.val_list:
-            images = Files((path, 0) for path, _ in pool)
-            _, listed = hold_listed(images, self.root, Path(self.val_list))
+            _, listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, self.val_list)
             paths = {path for path, _ in listed}
             train = [sample for sample in pool if sample[0] not in paths]
             val = [sample for sample in pool if sample[0] in paths]
@@ -235,8 +234,7 @@ def _table_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[R
         label = composed(cells[name])
         if several:
             label = PARTING.join(sorted({*label_parts(label)})) or PARTING
-        path = cells["path"]
-        below = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
+        below = os.path.relpath(root / cells["path"], root)
         yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""))
 
 

@@ -14,14 +14,12 @@ import numpy as np
 from cait import disk
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, abbreviate, not_listed
-from cait.data.listing import BESIDE, BROKEN, OTHER, Files
+from cait.data.listing import Files
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError, tell
 from cait.run.program import Program
 
-FAULTS = (BESIDE, BROKEN, OTHER)
-"""What is left out of a folder by mistake."""
 THUMBNAIL, SAME = 32, 4.0
 """Side of a thumbnail, and the mean difference of two, in grey levels, below which they show the same."""
 
@@ -58,10 +56,8 @@ def _faults(source: Any, images: int) -> Iterator[str]:
         return
     print(f"{len(names):,} classes, {len(train):,} training and {len(val):,} validation images", flush=True)
     if isinstance(source, FolderSource):
-        faults = {why: paths for why, paths in source.left_out.items() if why in FAULTS}
-        yield from (f"{len(paths):,} {why}: {abbreviate(paths)}" for why, paths in faults.items())
-        if others := {why: paths for why, paths in source.left_out.items() if why not in FAULTS}:
-            tell(f"{source.root}{not_listed(others)}")
+        if source.left_out:
+            yield f"{source.root}{not_listed(source.left_out)}"
         for line in _told(_copies(source.train, source.val), "the same bytes"):
             tell(line)
     seen, unreadable = _decoded(train, val, images)

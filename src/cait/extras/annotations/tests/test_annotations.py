@@ -168,6 +168,7 @@ ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
         (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (2 times)"),
         (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
         (f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n", "training images are left of the class b"),
+        (f"path,label,Label\n{ONE},a,b\n", "wrong.csv has two columns `label`: remove one"),
         (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
         (f"path,label,\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
         (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "1 groups cannot be divided into 2 folds"),

@@ -69,11 +69,17 @@ def emptied(folder: Path) -> None:
     [
         (lambda train, val: shutil.rmtree(val), "/val does not exist"),
         (lambda train, val: without_class_folders(val), "do not hold the same class folders: cat, dog, owl"),
-        (lambda train, val: (val / "cat/0.jpg").rename(val / "0.jpg"), "1 images beside the class folders: val/0.jpg"),
+        (
+            lambda train, val: (val / "cat/0.jpg").rename(val / "0.jpg"),
+            "images beside the class folders (1): val/0.jpg",
+        ),
         (lambda train, val: emptied(train / "cat"), "no images in the class folder {root}/train/cat"),
         (lambda train, val: shutil.rmtree(val / "owl"), "do not hold the same class folders: owl"),
-        (lambda train, val: (train / "cat/0.jpg").rename(train / "cat/0.part"), "1 other files: train/cat/0.part"),
-        (lambda train, val: os.symlink("nowhere", train / "cat/gone"), "1 broken links: train/cat/gone"),
+        (
+            lambda train, val: (train / "cat/0.jpg").rename(train / "cat/0.part"),
+            "other files (1): train/cat/0.part",
+        ),
+        (lambda train, val: os.symlink("nowhere", train / "cat/gone"), "broken links (1): train/cat/gone"),
         (lambda train, val: os.truncate(val / "dog/0.jpg", 400), "cannot read the image {root}/val/dog/0.jpg: "),
         (lambda train, val: emptied(train), "/train holds 0 class folder(s)"),
     ],

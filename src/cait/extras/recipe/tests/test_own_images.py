@@ -138,7 +138,8 @@ def test_the_split_can_be_written_down_and_used_again(tmp_path: Path) -> None:
     assert [Path(name).parent.name for name in val] == ["a", "a", "b"]
     kept = tmp_path / "validation.csv"
     with kept.open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "class"), *((name, "") for name in val)])
+        names = [(root / val[0]).absolute(), f"./{val[1]}", *val[2:]]
+        csv.writer(file).writerows([("path", "class"), *((name, "") for name in names)])
     fill(root, {"a": 30})  # more images: a new split would hold out others
     assert listed(root)[1] != val
     again = listed(root, val_list=str(kept))
