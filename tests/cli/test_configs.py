@@ -10,7 +10,7 @@ from harness import DEVICES, REPO, Cait, rows
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.guards.configurations import is_overlay, without_absent
+from cait.guards.configurations import is_overlay, load, without_absent
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
 CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
@@ -102,6 +102,19 @@ def test_the_command_line_wins_over_every_file_and_the_last_file_over_those_befo
     config = yaml.safe_load(capsys.readouterr().out)
     assert [config["model"][name] for name in ("lr", "min_lr", "warmup_lr")] == [0.3, 0.2, 0.2]
     assert (config["data"]["mixup"], config["data"]["scale"], config["seed_everything"]) == (0.0, [0.1, 1.0], 2)
+
+
+def test_a_number_with_an_exponent_stays_one_and_text_that_looks_like_one_stays_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once the run's configuration is read, and written for the parser, as `cait resume` does."""
+    config, text = tmp_path / "config.yaml", "5e089"
+    given = {"run_name": text, "model": {"optimizer_args": {"eps": 1e-8}}}
+    config.write_text(yaml.safe_dump(given).replace("1.0e-08", "1e-8"))
+    found = resolved(REPO / "configs/digits.yaml", capsys, monkeypatch, "--config", str(config))
+    assert found["run_name"] == text
+    assert found["model"]["optimizer_args"] == given["model"]["optimizer_args"]
+    assert load("[1e-8, '1e-8', 1.5e5, 1e, e5]", "here") == [1e-8, "1e-8", 1.5e5, "1e", "e5"]
 
 
 def test_an_option_adds_to_the_list_of_a_file_that_comes_after_it(

@@ -166,6 +166,10 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+for kind in (Loader, yaml.SafeDumper):  # 1e5 is a number to jsonargparse, which would read back the text "1e5" as one
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), None)
+
+
 def load(text: str, source: Path | str) -> Any:
     """The value that a YAML text stands for. `source` names it in errors.
 

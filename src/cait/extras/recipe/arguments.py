@@ -130,11 +130,9 @@ def given_settings(arguments: list[str]) -> dict[str, Any]:
 
 
 def value_of(name: str, text: str) -> Any:
-    """A value as the parser will read it. YAML takes #8090a0 for a comment, and 1e-3 for text."""
+    """A value as the parser will read it. YAML takes #8090a0 for a comment."""
     if name in TEXTS or text.startswith("#"):
         return text
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
-        return float(text)
     try:
         return configurations.load(text, f"--{name}")
     except UserError:

@@ -72,10 +72,8 @@ class SearchSpace:
         try:
             if isinstance(given, list):
                 return CategoricalDistribution([as_text(value) for value in given])
-            # To YAML, 1e-3 is text.
-            ends = {end: given[end] if isinstance(given[end], int) else float(given[end]) for end in ("low", "high")}
-            is_whole = all(isinstance(value, int) for value in (*ends.values(), given.get("step", 1)))
-            return IntDistribution(**given | ends) if is_whole else FloatDistribution(**given | ends)
+            is_whole = all(isinstance(value, int) for value in (given["low"], given["high"], given.get("step", 1)))
+            return IntDistribution(**given) if is_whole else FloatDistribution(**given)
         except (ValueError, TypeError, KeyError) as error:
             rule = "must be a list, or {low: A, high: B} with log: true or step: N"
             raise UserError(f"{self.path}: space.{name} {rule}, got {as_text(given)}: {one_line(error)}") from error

@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
         "save_every_n_steps": 2,
         **dict(argument.removeprefix("--").split("=") for argument in DEVICES),
     },
-    "space": {"model.lr": {"low": "1e-4", "high": 0.03, "log": True}, "data.mixup": [0.0, 0.2, 0.8]},
+    "space": {"model.lr": {"low": 1e-4, "high": 0.03, "log": True}, "data.mixup": [0.0, 0.2, 0.8]},
     "name": "tiny",
     "trials": 2,
 }
