@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
@@ -237,7 +237,8 @@ class CaiTCLI(LightningCLI):
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
             kwargs.update(logger=False, enable_checkpointing=False)
-        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
+        has_own = any(isinstance(plugin, ClusterEnvironment) for plugin in kwargs["plugins"])
+        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment) and not has_own:
             kwargs["plugins"].append(cluster)
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)

@@ -184,6 +184,5 @@ def check_processes(trainer: Trainer) -> None:
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
     if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
-        raise UserError(
-            f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
-        )
+        are = f"{asked} processes, SLURM has started {trainer.world_size}"
+        raise UserError(f"--trainer.devices and num_nodes make {are}: take srun, or without it unset SLURM_NTASKS")
