@@ -143,7 +143,8 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        drawn = os.getenv("PL_GLOBAL_SEED", 0)  # what Lightning takes for true
+        parser.link_arguments("seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         arguments = [self._checked(word) if word.startswith("--config=") else word for word in self.arguments]
