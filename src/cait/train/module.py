@@ -195,8 +195,7 @@ class CaiTModule(LightningModule):
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
         if not isinstance(logits := self(images), Tensor):
-            told = f"{self.name} gives {type(logits).__name__} in training, it must give logits"
-            raise UserError(f"{told}; torchvision's do with --model.fields.aux_logits false")
+            raise UserError(f"{self.name} gives no logits in training: try --model.fields.aux_logits false")
         logits = precise(logits)
         with named_in_errors(f"loss {self.loss_settings.loss}"):
             loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets).reshape(())
