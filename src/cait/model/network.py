@@ -60,6 +60,8 @@ class NetworkSettings:
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
+        if self.compile and self.grad_checkpointing and [*built.buffers()]:  # see `count_once`
+            raise UserError("BatchNorm takes model.compile true or model.grad_checkpointing true, not both")
         if self.compile and not hasattr(built, "compile_blocks"):
             raise UserError(f"{self.name} has no compile_blocks(), which model.compile true needs")
         return built
