@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6530, 6500),
+    "lines of model, data, train, run and cli": Limit(6535, 6500),
     "lines of all source without tests": Limit(14680, 12500),
     "lines of its tests": Limit(12940, 12900),
     "lines of contrib without tests": Limit(4300, 4300),
