@@ -40,8 +40,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6530, 6500),
-    "lines of all source without tests": Limit(14670, 12500),
-    "lines of its tests": Limit(12900, 12900),
+    "lines of all source without tests": Limit(14620, 12500),
+    "lines of its tests": Limit(12910, 12900),
     "lines of contrib without tests": Limit(4300, 4300),
     "lines of contrib's tests": Limit(3730, 3730),
     "kinds of what an extra adds": Limit(12, 12),
@@ -50,9 +50,9 @@ LIMITS = {
     "files of a batch": Limit(8, 8),
     "lines of a batch": Limit(1790, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1720, 1720),
+    "lines of a step": Limit(1725, 1720),
     "files of a checkpoint and its resume": Limit(13, 13),
-    "lines of a checkpoint and its resume": Limit(2280, 2280),
+    "lines of a checkpoint and its resume": Limit(2285, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),

@@ -265,6 +265,18 @@ def test_what_ddp_does_not_take_is_told(
         torch.distributed.destroy_process_group()
 
 
+def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    for name, value in dict(JOB_ID="7", JOB_NAME="x", NTASKS="1", PROCID="0", LOCALID="0", NODEID="0").items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    plugin = "--trainer.plugins=lightning.pytorch.plugins.environments.SLURMEnvironment"
+    fit("--trainer.max_epochs=1", "--seed_everything=true", plugin, "--trainer.plugins.auto_requeue=false")
+    main(["resume", "mine", "--trainer.max_epochs=2"])
+    assert checkpoint(tmp_path / "logs/mine")["epoch"] == 1
+
+
 class MyData(ImageNetDataModule):
     pass
 

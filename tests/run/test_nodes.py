@@ -178,8 +178,9 @@ def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
 
 
 @pytest.mark.slow
-def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
-    job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
+def test_two_tasks_that_srun_started_in_a_shell_of_salloc(cait: Cait, tmp_path: Path) -> None:
+    job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="interactive", NODEID="0")
+    job |= dict(STEP_NUM_TASKS="2")
     slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
     slurm |= {"SLURM_NODELIST": "127.0.0.1"}
     tasks = []

@@ -68,6 +68,11 @@ def test_what_is_no_loss_is_told_in_one_line(name: str, message: str) -> None:
         LossSettings(name).build()
 
 
+def test_a_loss_that_does_not_take_the_targets_is_told() -> None:
+    with pytest.raises(UserError, match=r"the loss torch.nn:BCEWithLogitsLoss fails: ValueError: Target size"):
+        trainer(max_epochs=1).fit(module(loss="torch.nn:BCEWithLogitsLoss"), loader())
+
+
 TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own
 STUDENT_MEAN, STUDENT_STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)
 

@@ -70,6 +70,7 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
         ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
         ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
         ("builtins:dict", {}, "must return a torch.optim.Optimizer"),
+        ("adahessian", {}, "needs second derivatives"),
     ],
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:

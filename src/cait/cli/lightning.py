@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
@@ -143,7 +143,8 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        drawn = os.getenv("PL_GLOBAL_SEED", 0)  # what Lightning takes for true
+        parser.link_arguments("seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         arguments = [self._checked(word) if word.startswith("--config=") else word for word in self.arguments]
@@ -237,7 +238,8 @@ class CaiTCLI(LightningCLI):
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
             kwargs.update(logger=False, enable_checkpointing=False)
-        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
+        has_own = any(isinstance(plugin, ClusterEnvironment) for plugin in kwargs["plugins"])
+        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment) and not has_own:
             kwargs["plugins"].append(cluster)
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)

@@ -167,7 +167,7 @@ class Loader(yaml.CSafeLoader):
 
 
 for kind in (Loader, yaml.SafeDumper):  # the parser takes 1e-3 for a number, so a name like that needs quotes
-    number = re.compile(r"[-+]?\d[\d_]*\.?\d*[eE][-+]?\d+$")
+    number = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
     kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
 
 

@@ -131,8 +131,9 @@ def check_settings(given: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
-    if given.accumulate_grad_batches < 1:
-        raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
+    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):  # below 0 it would turn gradients
+        if (given[name] or 0) < least:
+            raise UserError(f"--trainer.{name} must be at least {least}, got {given[name]}")
     interval = given.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
@@ -162,8 +163,7 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
 def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
     scaled = schedule.lr * images / (schedule.lr_base_size or images)
-    peak = max(schedule.lr, scaled)
-    if schedule.schedule != "constant" and schedule.min_lr > peak:
+    if schedule.schedule != "constant" and schedule.min_lr > max(schedule.lr, scaled):
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
 
@@ -184,6 +184,5 @@ def check_processes(trainer: Trainer) -> None:
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
     if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
-        raise UserError(
-            f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
-        )
+        are = f"{asked} processes, SLURM has started {trainer.world_size}"
+        raise UserError(f"--trainer.devices and num_nodes make {are}: take srun, or without it unset SLURM_NTASKS")

@@ -60,6 +60,8 @@ class NetworkSettings:
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
+        if self.compile and self.grad_checkpointing and [*built.buffers()]:  # see `count_once`
+            raise UserError("BatchNorm takes model.compile true or model.grad_checkpointing true, not both")
         if self.compile and not hasattr(built, "compile_blocks"):
             raise UserError(f"{self.name} has no compile_blocks(), which model.compile true needs")
         return built
@@ -217,15 +219,17 @@ def count_once(network: nn.Module) -> None:
     """Have BatchNorm's statistics and other buffers count a batch once, if its activations are computed again."""
     for part in network.modules():
         if part._buffers and _hold_buffers not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(_hold_buffers)
+            part.register_forward_pre_hook(_hold_buffers, prepend=True)  # torch's old spectral_norm has one too
             part.register_forward_hook(_put_back_buffers, always_call=True)  # the second pass ends by an exception
 
 
 def _hold_buffers(part: Any, _: Any) -> None:
-    """Let a forward pass within a backward pass, which is the second of a batch, change copies."""
-    if torch._C._current_graph_task_id() != -1:
+    """Let a forward pass within a backward pass, which is the second of a batch, begin with what the first had."""
+    if torch._C._current_graph_task_id() == -1:
+        part._first_buffers = {name: held.clone() for name, held in part._buffers.items() if held is not None}
+    else:
         part._held_buffers = dict(part._buffers)
-        part._buffers.update({name: held.clone() for name, held in part._buffers.items() if held is not None})
+        part._buffers.update(part._first_buffers)
 
 
 def _put_back_buffers(part: Any, *_: Any) -> None:

@@ -44,8 +44,10 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
+            if code := torch.serialization.get_unsafe_globals_in_checkpoint(beside):
+                raise TypeError(f"a state holds {', '.join(code)}, which no run reads back: take numbers or text")
             disk.replace(beside, path, previous and Path(previous))
-        except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+        except Exception as error:  # torch's of a full disk, pickle's of the state of a user's callback
             self.error = f"cannot write {path}: {disk.cause_of(error)}"
             beside.unlink(missing_ok=True)
 

@@ -49,7 +49,8 @@ class Processes:
 
         if TorchElasticEnvironment.detect():
             return TorchElasticEnvironment()
-        if not SLURMEnvironment.detect():
+        # Lightning takes all of a job called "interactive", as salloc calls its own, for a shell, also srun's tasks.
+        if not SLURMEnvironment.detect() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
             return None
         # Neither a shell of salloc nor a batch script is a task; an interactive shell may be the one task of a step.
         is_task = "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH"

@@ -102,7 +102,7 @@ class EvalMetrics(nn.Module):
         logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
         for name, metric in self.own.items():
-            with _named_in_errors(name):
+            with named_in_errors(f"metric {name}"):
                 metric.update(logits, labels)
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ class EvalMetrics(nn.Module):
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
         for name, metric in self.own.items():
-            with _named_in_errors(name):
+            with named_in_errors(f"metric {name}"):
                 values[f"{prefix}/{name}"] = _number(metric)
         for metric in [self.counter, *self._own]:
             metric.reset()
@@ -152,12 +152,12 @@ def _number(metric: Metric) -> Tensor:
 
 
 @contextmanager
-def _named_in_errors(name: str) -> Iterator[None]:
-    """Name a metric of the user's own in the error that it raises."""
+def named_in_errors(part: str) -> Iterator[None]:
+    """Name a part that may be the user's own, as "metric f1", in the error that it raises."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"the metric {name} fails: {kind_and_place(error)}") from error
+        raise UserError(f"the {part} fails: {kind_and_place(error)}") from error
 
 
 def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:

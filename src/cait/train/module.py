@@ -25,7 +25,7 @@ from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Settings, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
-from cait.train.metrics import task_named
+from cait.train.metrics import named_in_errors, task_named
 from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
@@ -194,8 +194,11 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        logits = precise(self(images))
-        loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
+        if not isinstance(logits := self(images), Tensor):
+            raise UserError(f"{self.name} gives no logits in training: try --model.fields.aux_logits false")
+        logits = precise(logits)
+        with named_in_errors(f"loss {self.loss_settings.loss}"):
+            loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets).reshape(())
         if self.teacher is not None:
             loss = self.distillation.loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)

@@ -63,6 +63,8 @@ class OptimizerSettings:
             raise UserError(f"optimizer {name}: {one_line(error)}") from error
         if not isinstance(optimizer, Optimizer):
             raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if getattr(optimizer, "is_second_order", False):
+            raise UserError(f"optimizer {name} needs second derivatives, which a run does not have; take another")
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:

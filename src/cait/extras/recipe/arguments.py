@@ -133,10 +133,9 @@ def value_of(name: str, text: str) -> Any:
     """A value as the parser will read it. YAML takes #8090a0 for a comment."""
     if name in TEXTS or text.startswith("#"):
         return text
-    try:
+    with contextlib.suppress(UserError):
         return configurations.load(text, f"--{name}")
-    except UserError:
-        return text
+    return text
 
 
 def as_arguments(settings: Settings) -> list[str]:
