@@ -156,6 +156,8 @@ def named_in_errors(part: str) -> Iterator[None]:
     """Name a part that may be the user's own, as "metric f1", in the error that it raises."""
     try:
         yield
+    except torch.OutOfMemoryError:  # which has a remedy of its own
+        raise
     except Exception as error:
         raise UserError(f"the {part} fails: {kind_and_place(error)}") from error
 
