@@ -25,6 +25,7 @@ SHAPE = {
     "space": dict,
     "sampler?": (str, dict),
     "pruner?": (str, dict),
+    "metric?": str,
     "trials?": int,
     "seed?": int,
     ...: type(None),  # no other key
@@ -51,7 +52,8 @@ class SearchSpace:
         self.name = Path(content.get("name", f"sweep-{path.stem}")).name
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
-        self.settings: Settings = flatten(content.get("settings", {}))
+        metric = {"best_metric": content["metric"]} if "metric" in content else {}
+        self.settings: Settings = flatten(content.get("settings", {})) | metric
         self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
         self.metric: str = self.settings.get("best_metric", "val/acc1")
         self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"

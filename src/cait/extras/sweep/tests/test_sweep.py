@@ -70,7 +70,7 @@ def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None
     assert (search.trials, search.is_max) == (4, True)
     assert search.grid[1] == {"a": "null", "b": "true"}
     assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1"} <= {*search.arguments(search.grid[2])}
-    assert not SearchSpace(write(tmp_path, settings={"best_metric": "val/loss"})).is_max
+    assert not SearchSpace(write(tmp_path, metric="val/loss")).is_max
 
 
 def test_processes_share_a_sweep_and_take_over_what_another_left(tmp_path: Path) -> None:
