@@ -41,7 +41,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6530, 6500),
     "lines of all source without tests": Limit(14625, 12500),
-    "lines of its tests": Limit(12910, 12900),
+    "lines of its tests": Limit(12915, 12900),
     "lines of contrib without tests": Limit(4300, 4300),
     "lines of contrib's tests": Limit(3730, 3730),
     "kinds of what an extra adds": Limit(12, 12),

@@ -204,7 +204,8 @@ class RunSummary(Callback):
         checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
         rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
         if step == self.run.first_step > 0:
-            rows = [("nothing to do", f"the run had finished its {step:,} steps")]
+            longer = "" if _twice_as_long(trainer) else "; to go on raise --trainer.max_time, or the patience of a stop"
+            rows = [("nothing to do", f"the run had ended at step {step:,}{longer}")]
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
                 score = float(callback.best_model_score)

@@ -118,3 +118,8 @@ def test_the_results_count_the_time_of_the_whole_run(tmp_path: Path, monkeypatch
     resumed.load_state_dict(state)
     clock.now += 60.0
     assert resumed._results(trainer())[0] == ("trained", f"to step 0 in {duration(120.0)}")
+    ended, run.first_step = trainer(max_steps=2), 2
+    ended.fit(module(), loader())
+    assert resumed._results(ended)[0] == ("nothing to do", "the run had ended at step 2")
+    ended.fit_loop.epoch_loop.max_steps = 9  # so it was something else
+    assert "raise --trainer.max_time" in resumed._results(ended)[0][1]
