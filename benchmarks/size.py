@@ -39,8 +39,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6530, 6500),
-    "lines of all source without tests": Limit(14625, 12500),
+    "lines of model, data, train, run and cli": Limit(6535, 6500),
+    "lines of all source without tests": Limit(14630, 12500),
     "lines of its tests": Limit(12915, 12900),
     "lines of contrib without tests": Limit(4300, 4300),
     "lines of contrib's tests": Limit(3730, 3730),
@@ -52,7 +52,7 @@ LIMITS = {
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1725, 1720),
     "files of a checkpoint and its resume": Limit(13, 13),
-    "lines of a checkpoint and its resume": Limit(2285, 2280),
+    "lines of a checkpoint and its resume": Limit(2290, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),

@@ -336,7 +336,7 @@ RECIPE += ["--ema.decay=0.9", "--model.drop_path_rate=0.2"]
 
 @pytest.mark.slow
 def test_on_two_processes_the_figures_are_those_of_the_whole_step(cait: Cait, tmp_path: Path) -> None:
-    recorder = ["--trainer.callbacks=recorder.StepRecorder", f"--trainer.callbacks.folder={tmp_path / 'steps'}"]
+    recorder = ["--trainer.callbacks+=recorder.StepRecorder", f"--trainer.callbacks.folder={tmp_path / 'steps'}"]
     done = cait(*RECIPE, *TWO, *recorder, "--run_name=two")
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "logs/two"
@@ -356,7 +356,7 @@ def test_a_watched_run_that_is_killed_and_resumed_is_one_that_is_not_watched(
     more: list[str], cait: Cait, tmp_path: Path
 ) -> None:
     recipe = [*RECIPE, *more]
-    off = [word for word in recipe if "monitor" not in word]
+    off = [word for word in recipe if "--trainer.callbacks" not in word]
     for words, name in ((recipe, "whole"), (off, "off")):
         done = cait(*words, f"--run_name={name}")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -78,6 +78,10 @@ class SaveConfig(Callback):
         if found := re.search(".*Unable to serialize instance.*", self.text):  # a resumed run could not read it back
             raise UserError(f"config.yaml cannot hold {found[0].strip()}: take text or a number instead")
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is None:  # a kill may come before the first step, while the head is solved
+            self.on_train_start(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             with disk.whole(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
