@@ -77,7 +77,7 @@ test-long: $(TOOLS) ## Run the tests of every part and the longer ones
 
 .PHONY: test-two
 test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes
-	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/cli/test_cli.py tests/cli/test_evaluation.py $(wildcard src/cait/extras/*/tests/test_export.py) $(ARGS)
+	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/cli/test_cli.py tests/cli/test_evaluation.py $(ARGS)
 
 .PHONY: torture
 torture: $(TOOLS) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
