@@ -295,7 +295,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *rest = batch
-        return (self.normalize_and_erase(images, *rest) if images.dtype == torch.uint8 else images), labels
+        if images.dtype == torch.uint8:
+            images = self.normalize_and_erase(images, *rest)
+        return images, labels
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = self._normalized(batch)

@@ -144,13 +144,13 @@ class FolderSource:
             return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
-        val_names = [*class_folders(val)]
-        if val_names != names:
-            odd = sorted(set(names) ^ set(val_names))
-            remedy = "" if val_names else f"; give --data.root {train} to hold out a part of that"
+        of_train, of_val = class_folders(train), class_folders(val)
+        if [*of_val] != names:
+            odd = sorted(of_val.keys() ^ names)
+            remedy = "" if of_val else f"; give --data.root {train} to hold out a part of that"
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
-        real = [{os.path.realpath(part / name) for name in class_folders(part).values()} for part in (train, val)]
-        if real[0] & real[1]:
+        real = {os.path.realpath(train / name) for name in of_train.values()}
+        if not real.isdisjoint(os.path.realpath(val / name) for name in of_val.values()):
             tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
 

@@ -163,7 +163,8 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
 def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
     scaled = schedule.lr * images / (schedule.lr_base_size or images)
-    if schedule.schedule != "constant" and schedule.min_lr > max(schedule.lr, scaled):
+    peak = max(schedule.lr, scaled)
+    if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
 
