@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from modules import SavesAt, loader, module, trainer
+from torch.nn.parallel import DistributedDataParallel
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole
+from cait.train.module import lay_out_buckets
 
 
 def test_the_counter_of_batches_says_where_a_resumed_epoch_begins(tmp_path: Path) -> None:
@@ -148,3 +151,24 @@ def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) 
     content[damage] ^= 0xFF
     path.write_bytes(content if damage > 0 else content[:damage])
     assert not is_whole(path)
+
+
+def test_ddp_lays_its_buckets_out_anew_once_and_gradients_without_a_pass_are_enough() -> None:
+    def rebuilds(before: bool) -> bool:
+        """Whether DDP does after a first backward pass."""
+        layer = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        network = DistributedDataParallel(layer)
+        state, random = {key: value.clone() for key, value in layer.state_dict().items()}, torch.get_rng_state()
+        if before:
+            lay_out_buckets(network)
+        assert all(parameter.grad is None for parameter in network.parameters())
+        assert all(torch.equal(value, state[key]) for key, value in layer.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), random)
+        network(torch.randn(4, 2)).sum().backward()
+        return network.reducer._rebuild_buckets()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert [rebuilds(before) for before in (False, True)] == [True, False]
+    finally:
+        dist.destroy_process_group()

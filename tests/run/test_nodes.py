@@ -16,12 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import three
 import torch
 import torch.distributed as dist
-from harness import LIMIT, Cait, checkpoint, ended, environment, link_digits, start
+from harness import LIMIT, Cait, checkpoint, ended, environment, link_digits, script, start
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
+from torture import same
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
@@ -175,6 +177,22 @@ def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
     torch.testing.assert_close(synced(images), expected)  # without other processes it is torch's batch norm
     for key, value in synced.state_dict().items():
         torch.testing.assert_close(value, states[key])
+
+
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    """Whole runs and resumed ones, all on three processes, see three.py."""
+    folder = tmp_path_factory.mktemp("three")
+    done = script(three.__file__, None, str(folder), str(digits_root))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("run", three.RUNS)
+def test_a_resumed_run_of_three_processes_ends_with_the_bits_of_one_left_alone(run: str, on_three: Path) -> None:
+    whole, resumed = (torch.load(on_three / run / name / "last.ckpt") for name in ("whole", "stopped"))
+    for part in ("state_dict", "optimizer_states", "callbacks"):
+        assert same(resumed[part], whole[part]), part
 
 
 @pytest.mark.slow

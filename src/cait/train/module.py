@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.overrides.distributed import prepare_for_backward
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -39,6 +41,25 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 def with_gradients(optimizer: Optimizer) -> list[Any]:
     """The parameters that have a gradient."""
     return [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+
+
+def lay_out_buckets(network: Any) -> None:
+    """Give DDP's buckets of gradients, before the first step, the layout that they keep.
+
+    Which process adds up an element, and in which order, follows from its place in a bucket. DDP lays the buckets out
+    anew after its first backward pass, in the order in which gradients came. So a resumed run's first step would differ
+    in its last bits from the same step of a run left alone. Here a gradient of zeros comes for each parameter, from the
+    last to the first, without a pass through the network. Networks that leave parameters out keep their first layout;
+    with `static_graph` DDP has to see a real step first.
+    """
+    is_ddp = isinstance(network, DistributedDataParallel)
+    if not is_ddp or network.find_unused_parameters or network.static_graph:
+        return
+    prepare_for_backward(network, None)
+    for parameter in reversed([*network.parameters()]):
+        if parameter.requires_grad:
+            parameter.backward(torch.zeros_like(parameter))
+    network.zero_grad()
 
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
@@ -173,6 +194,7 @@ class CaiTModule(LightningModule):
 
     def on_train_start(self) -> None:
         progress.begin(self.trainer)
+        lay_out_buckets(self.trainer.strategy.model)
         if self.validates_first:
             progress.validate(self.trainer)
 
