@@ -173,10 +173,17 @@ SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10,
 SHALLOW: dict = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
 
 
-def test_deit_falls_out() -> None:
+@pytest.mark.parametrize(
+    ("fields", "timms"),
+    [
+        (dict(class_token_at=0), {}),
+        (dict(global_pool="avg"), dict(global_pool="avg", class_token=False, fc_norm=False)),
+    ],
+)
+def test_deit_falls_out(fields: dict, timms: dict) -> None:
     torch.manual_seed(0)
-    theirs = timm.create_model("deit_small_patch16_224").eval()
-    ours = cait.create_model(**DEIT_S, class_token_at=0).eval()
+    theirs = timm.create_model("deit_small_patch16_224", **timms).eval()
+    ours = cait.create_model(**DEIT_S, **fields).eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():

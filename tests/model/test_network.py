@@ -29,10 +29,11 @@ class Plain(nn.Module):
     def __init__(self, img_size: int, num_classes: int, width: int = 8) -> None:
         super().__init__()
         self.body = nn.Conv2d(3, width, 3)
+        self.neck = nn.Linear(width, width)
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.body(images).mean(dim=(2, 3)))
+        return self.head(self.neck(self.body(images).mean(dim=(2, 3))))
 
 
 class Dropping(Plain):
@@ -140,6 +141,7 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         module(**(dict(name=HERE, fields=None) | settings))
     for name, fields in (("timm/test_vit", {}), ("xxs24", dict(depth=1))):
         assert module(name=name, img_size=32, fields=fields, grad_checkpointing=True).model.grad_checkpointing is True
+    module(**NORMED, compile=True)  # BatchNorm is refused only with both
 
 
 def test_the_maps_of_a_network_leave_it_as_it_was() -> None:

@@ -19,7 +19,7 @@ from timm.layers import resample_abs_pos_embed
 import cait
 from cait.cli import main
 from cait.errors import UserError
-from cait.model.weights import load_weights, read_weights
+from cait.model.weights import cached_weights, load_weights, read_weights
 
 # The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:
 # those of 384 and 448 pixels are compared at 64, the whole depth and width and every weight, but fewer positions.
@@ -171,6 +171,8 @@ def test_the_network_that_a_file_names_is_told(tmp_path: Path) -> None:
     for content, words in zip(named, ("of xs24 with --model.fields '{\"depth\": 3}'", "of timm/resnet18"), strict=True):
         torch.save({"state_dict": {"a": torch.zeros(3)}} | content, tmp_path / "theirs.pth")
         assert told(tmp_path / "theirs.pth").endswith(f"in the model; it is {words}")
+    torch.save({"state_dict": {"a": torch.zeros(3)}, "hyper_parameters": {"lr": 0.1}}, tmp_path / "theirs.pth")
+    assert told(tmp_path / "theirs.pth").endswith("in the model")
 
 
 def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
@@ -269,6 +271,7 @@ def test_published_weights_come_through_timm(hub, theirs) -> None:
         cait.create_model("xxs24", img_size=384, pretrained=True)
     with torch.device("meta"), pytest.raises(UserError, match="nobody publishes weights of xs36"):
         cait.create_model("xs36", pretrained=True)
+    assert cached_weights("gcvit_tiny.in1k") is None  # published, but not on the hub
     assert same.keys() == other.keys() == theirs.keys()
     assert all(torch.equal(same[key], value) for key, value in theirs.items())
     expected = resample_abs_pos_embed(theirs["pos_embed"], [16, 16], num_prefix_tokens=0, antialias=False)
