@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cait import IS_INSTALLED
@@ -23,12 +24,20 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         """On one line, whatever the message quotes. A worker of a DataLoader puts its traceback before the message."""
-        text = re.sub(r"(?s)^Caught .*\nOriginal .*\n[\w.]+: ", "", super().__str__())
+        text = super().__str__()
+        text = found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text
         return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
+OF_WORKER = re.compile(r"(?s)Caught .*Traceback \(most recent call last\):\n(?-s:(?: .*\n)*)(.*)")
+"""The message of an error that a process of a DataLoader has raised: its traceback, then its kind and what it says."""
+LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"), "<")
+PACKAGES = {"site-packages", "dist-packages"}
+"""How the files of others begin, and a folder in which they lie."""
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys, and the marks that turn the direction of writing."""
+TRACEBACK = "CAIT_TRACEBACK"
+"""The variable that has an error shown with its traceback."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
@@ -105,10 +114,51 @@ def to_install(packages: str) -> str:
     return f"{'' if IS_INSTALLED else '.venv/bin/'}pip install {packages}"
 
 
-def kind_and_place(error: Exception) -> str:
+def kind_and_place(error: BaseException) -> str:
     """What an error in somebody else's code says, and where: "ValueError: no such luck (my_net.py:12)"."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {one_line(error)} ({last.filename}:{last.lineno})"
+    error, place = of_own_line(error) or (error, "{}:{}".format(*_calls(error)[-1]))
+    return f"{_said(error)} ({place})"
+
+
+def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
+    """The error, or the cause of it, that arose in the user's own files, and the innermost line there: "my_net.py:12".
+
+    Of a UserError the cause counts: it is about a setting, wherever that was given.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        is_ours = isinstance(found, UserError)
+        for file, number in reversed([] if is_ours else _calls(found)):
+            if not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts):
+                return found, f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
+        found = found.__cause__ or (None if is_ours or found.__suppress_context__ else found.__context__)
+    return None
+
+
+def _said(error: BaseException) -> str:
+    """The kind of an error, and what it says."""
+    found = OF_WORKER.match(str(error))
+    return one_line(found[1] if found else f"{type(error).__name__}: {error}").rstrip(": ")
+
+
+def _calls(error: BaseException) -> list[tuple[str, int]]:
+    """File and line of each call that led to an error, the outermost first."""
+    calls = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        calls.append((error.filename, error.lineno or 0))
+    if OF_WORKER.match(text := str(error)):
+        calls += [(file, int(number)) for file, number in re.findall(r'^ *File "(.+)", line (\d+)', text, re.MULTILINE)]
+    return calls
+
+
+def in_a_line(error: Exception) -> str:
+    """What to print of an error in place of its traceback; empty if it is neither the user's nor the system's."""
+    known = error if isinstance(error, UserError) else of_system(error)
+    if not (own := of_own_line(error)):
+        return str(known or "")
+    kind, line = _said(own[0]).partition(":")[0], str(known or kind_and_place(error))
+    missing = ", ".join(word for word in (kind, own[1]) if word not in line)
+    return f"{line}{missing and f' ({missing})'}; {TRACEBACK}=1 shows all of it"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:

@@ -66,10 +66,8 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
 
 def test_an_error_within_an_error_leaves_no_worker_behind(cait: Cait) -> None:
     done = cait("fit", *SMALL, "--trainer.callbacks+=recorder.FailsTwice")
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "cait: error: cannot use the disk: No space left on device",
-    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("cait: error: cannot use the disk: No space left on device (OSErr")
 
 
 def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:

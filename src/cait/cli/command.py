@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import UserError, did_you_mean, of_system, printable
+from cait.errors import TRACEBACK, UserError, did_you_mean, in_a_line, printable
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -83,11 +84,11 @@ def main(
         _end(error)
         raise
     except Exception as error:
-        known = error if isinstance(error, UserError) else of_system(error)
-        if known is None:
+        if not (line := in_a_line(error)):
             raise
-        line = printable(str(known))
-        print(f"cait: error: {line}", file=sys.stderr, flush=True)
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
+        print(f"cait: error: {printable(line)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

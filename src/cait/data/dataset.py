@@ -55,11 +55,13 @@ class MapSamples:
         return f"{self.root}/{self.split}/{index}"
 
     def __getitem__(self, index: int) -> tuple[RawImage, int]:
-        """As in `Samples`. Raises UserError, which ends the run, when the data set gives anything else."""
+        """As in `Samples`. Any other error ends the run, as does a UserError when the data set gives no pair."""
         name = self.name(index)
         try:
             item = self.dataset[index]
         except Exception as error:
+            if not UnreadableImageError.is_said_by(error):
+                raise
             raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
         try:
             image, label = item

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import math
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,10 +115,9 @@ def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes
 @contextmanager
 def open_image(image: RawImage) -> Iterator[Image.Image]:
     """Open an image of one of `FORMATS` without decoding it, and close it at the end. Raises any kind of error."""
-    if isinstance(image, Image.Image):
-        with image:
-            check_size(*image.size)
-            yield image
+    if isinstance(image, Image.Image):  # the caller's, who may go on with it
+        check_size(*image.size)
+        yield image
         return
     with open_bytes(image) as file, Image.open(file, formats=FORMATS) as opened:
         check_size(*opened.size)
@@ -205,6 +206,14 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
 
 class UnreadableImageError(UserError):
     """An image cannot be read. In training another stands in for it, in validation it is left out."""
+
+    @staticmethod
+    def is_said_by(error: Exception) -> bool:
+        """Whether a data set's error says so: it is an error of a file, or of any kind in one of Pillow's decoders."""
+        calls = [Path(call.filename) for call in reversed(traceback.extract_tb(error.__traceback__))]
+        within = takewhile(lambda path: path.parent.name in ("PIL", "pillow_heif"), calls)
+        decodes = any(path.name.lower().endswith(("plugin.py", "imagefile.py")) for path in within)
+        return decodes or isinstance(error, OSError | Image.DecompressionBombError)
 
 
 HEADER = ["image", "reason"]

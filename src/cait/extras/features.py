@@ -20,6 +20,7 @@ from cait import cores
 from cait.data.dataset import EvalImages, Samples
 from cait.data.reading import UnreadableImages
 from cait.errors import UserError
+from cait.model.cait import in_evaluation
 from cait.model.weights import classifiers
 
 BATCH = 64
@@ -75,11 +76,10 @@ def extract(
     unreadable = UnreadableImages(None, len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
     chosen = range(len(samples)) if chosen is None else chosen
-    modes, home = [(part, part.training) for part in network.modules()], next(network.parameters()).device
-    network.to(device).eval()
-    columns = []
+    home, columns = next(network.parameters()).device, []
+    network.to(device)
     try:
-        with ThreadPoolExecutor(cores.share(1)) as pool:
+        with in_evaluation(network), ThreadPoolExecutor(cores.share(1)) as pool:
             for start in range(0, len(chosen), BATCH):
                 batch, labels = default_collate([*pool.map(images.__getitem__, chosen[start : start + BATCH])])
                 kept = _small(batch) if pixels else np.zeros((len(batch), 3, 0, 0))
@@ -88,8 +88,6 @@ def extract(
                 columns.append((inputs(network, head, seen), labels.numpy(), kept))
     finally:
         network.to(home)
-        for part, training in modes:
-            part.training = training
     features, marks, planes = map(np.concatenate, zip(*columns, strict=True))
     if not np.isfinite(features).all():
         raise UserError("the network has features that are not finite")

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from cait.errors import DISK_FULL, UserError, did_you_mean, one_line
+from cait.errors import DISK_FULL, UserError, did_you_mean, kind_and_place, of_own_line, one_line
 from cait.guards import configurations
 from cait.settings import flatten
 from cait.train.metrics import best_mode
@@ -60,7 +60,7 @@ def in_one_line() -> Iterator[None]:
             raise UserError(f"out of memory: {remedy}") from error
         words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
         if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
-            words = _shortened(str(error))
+            words = kind_and_place(error) if of_own_line(error) else _shortened(str(error))
         *_, last = traceback.extract_tb(error.__traceback__)
         is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
         if words or is_lightnings or isinstance(error, MisconfigurationException):

@@ -6,7 +6,8 @@ as it is. Shapes: B images, N patches, d = embed_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -257,7 +258,7 @@ class CaiT(nn.Module):
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
         """The attention maps of images [B, in_chans, img_size, img_size], as in evaluation; not of compiled blocks."""
-        found, was_training = Maps([], []), self.training
+        found = Maps([], [])
         blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
 
         def look(attn: Any, arguments: tuple[Tensor, ...]) -> None:
@@ -266,9 +267,9 @@ class CaiT(nn.Module):
 
         hooks = [block.attn.register_forward_pre_hook(look) for block in blocks]
         try:
-            self.eval()(images)
+            with in_evaluation(self):
+                self(images)
         finally:
-            self.train(was_training)
             for hook in hooks:
                 hook.remove()
         return found
@@ -306,3 +307,15 @@ class CaiT(nn.Module):
     def get_classifier(self) -> nn.Linear:
         """The layer whose rows are the classes."""
         return self.head
+
+
+@contextmanager
+def in_evaluation(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation, and then each part back into the mode that it had: some may train, others not."""
+    modes = [(part, part.training) for part in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place
-from cait.model.cait import CaiT
+from cait.model.cait import CaiT, in_evaluation
 from cait.model.config import TIMM, VARIANTS, variant_config
 
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
@@ -184,14 +184,11 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
-    was_training = network.training
     try:
-        with torch.no_grad():
-            logits = network.eval()(torch.zeros(2, *shape))
+        with torch.no_grad(), in_evaluation(network):
+            logits = network(torch.zeros(2, *shape))
     except Exception as error:
         raise UserError(f"{name} fails on images of {list(shape)}: {kind_and_place(error)}") from error
-    finally:
-        network.train(was_training)
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if got != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")

@@ -116,7 +116,8 @@ class EvalMetrics(nn.Module):
             with named_in_errors(f"metric {name}"):
                 values[f"{prefix}/{name}"] = _number(metric)
         for metric in [self.counter, *self._own]:
-            metric.reset()
+            with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
+                metric.reset()
         return values
 
     def _standard(self) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from cait.data.dataset import channels_last
 from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
+from cait.model.cait import in_evaluation
 from cait.settings import group
 from cait.train.metrics import Best
 
@@ -54,12 +55,8 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
     several: Any = images if isinstance(images, list | tuple) else [images]
     names = module.class_names or [f"class {index}" for index in range(module.num_classes)]
     found: list[Best] = []
-    was_training = module.training
-    module.eval()
-    try:
+    with in_evaluation(module):
         for start in range(0, len(several), BATCH):
             batch = torch.stack([module.transform(image) for image in several[start : start + BATCH]])
             found += module.task.best(module.predict_step((batch.to(module.device),), 0), names, top_k)
-    finally:
-        module.train(was_training)
     return found if several is images else found[0]
