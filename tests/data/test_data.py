@@ -102,6 +102,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
 def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         images_in(tmp_path, **settings)
+    images_in(tmp_path, batch_size=5, mixup=0, cutmix=0)
 
 
 def test_too_few_images_are_told(mixed_root: Path) -> None:
@@ -115,17 +116,22 @@ def test_too_few_images_are_told(mixed_root: Path) -> None:
 
 
 def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Path) -> None:
-    data = images_in(mixed_root)
+    data, other_path = images_in(mixed_root), images_in(f"{mixed_root.parent}/./mixed/").state_dict()
     assert data.num_classes == 3  # the model's head is made
     (mixed_root / "train" / "bat").mkdir()
     data.setup("fit")
     state = data.state_dict()
+    assert state == other_path
     assert state["class_names"] == data.class_names == ["cat", "dog", "owl"]
     names = "".join(f"{path[len(str(mixed_root)) + 1 :]}\n" for path, _ in data.train_images.samples)
     expected = hashlib.sha256(names.encode()).hexdigest()[:16]
     assert state["depends_on"]["digest of the training pictures' names"] == expected
     data.load_state_dict(state)
     (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")
+    named = images_in(mixed_root, class_names=["bat", "cat"])
+    assert named.class_names == ["bat", "cat"]
+    with pytest.raises(UserError, match=r"class_names has 2 names, .* has 4 classes; leave it out"):
+        named.setup()
     with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 4 of .*: bat, owl, own"):
         images_in(mixed_root).load_state_dict(state)
 
@@ -224,6 +230,7 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
             {},
             "has val, and no train; training images belong in {root}/train",
         ),
+        ("val/a/1.png val/b/2.png", {}, "has val, and no train"),
         ("a/1.png a/2.png b/1.txt", {}, "no images in the class folder {root}/b; left out: other files"),
         ("a/1.png a/2.png b/1.png", {}, "b/1.png is the only image of its class; two are needed to hold one out"),
         ("", {}, "photos:v2 does not exist; name yours with --data.root"),

@@ -394,7 +394,7 @@ def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step(bala
     parts = [keys(rank, 2, balance) for rank in range(2)]
     assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == flat
     assert keys(balance=balance, first=7) == whole[7:]
-    assert shares([90, 10], 0.5) == [75, 25]
+    assert (shares([90, 10], 0.5), shares([5, 3, 2], 0.5)) == ([75, 25], [4, 3, 3])
     assert occurrences(torch.tensor([5, 7, 5, 5])).tolist() == [0, 0, 1, 2]
 
 
