@@ -45,6 +45,11 @@ LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
     "unable to allocate shared memory": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
+    "Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
+    "killed by signal: Killed": "the system has ended a loader process, as it does when memory runs out; lower "
+    "--data.num_workers, or take a machine with more memory",
+    "Connection closed by peer": "another process of the run has ended, and says why",
+    "Connection reset by peer": "another process of the run has ended, and says why",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
 }
 """What the system and torch say of limits, and what helps."""
@@ -152,13 +157,17 @@ def _calls(error: BaseException) -> list[tuple[str, int]]:
 
 
 def in_a_line(error: Exception) -> str:
-    """What to print of an error in place of its traceback; empty if it is neither the user's nor the system's."""
+    """What to print of an error in place of its traceback; empty if it is neither the user's nor the system's.
+
+    Notes that were added to it, or to its cause, come last.
+    """
     known = error if isinstance(error, UserError) else of_system(error)
+    notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
     if not (own := of_own_line(error)):
-        return str(known or "")
+        return "; ".join([str(known), *notes]) if known else ""
     kind, line = _said(own[0]).partition(":")[0], str(known or kind_and_place(error))
     missing = ", ".join(word for word in (kind, own[1]) if word not in line)
-    return f"{line}{missing and f' ({missing})'}; {TRACEBACK}=1 shows all of it"
+    return "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:

@@ -82,6 +82,39 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(
     assert_same(run, whole)
 
 
+ENDS = {
+    "a loader process is killed": ("lower --data.num_workers", []),
+    "the images are gone": ("images cannot be read", ["--data.num_workers=0"]),
+    "the disk is full": ("cannot write", ["--save_every_n_steps=null"]),
+}
+"""What happens to a run, what it says, and its settings. In the last case it has written best.ckpt alone."""
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_the_command_of_the_last_line_continues_a_run(
+    what: str, cait: Cait, tmp_path: Path, wholes: Callable[[int], Path]
+) -> None:
+    says, settings = ENDS[what]
+    happens = [
+        "--trainer.callbacks+=recorder.Misfortune",
+        "--trainer.callbacks.step=5",
+        f"--trainer.callbacks.what={what}",
+    ]
+    failed = cait("fit", *RECIPE, *settings, "--run_name=cut", *happens)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if (gone := tmp_path / "data/gone").exists():
+        gone.rename(tmp_path / "data/digits")
+    assert failed.returncode == 2, failed.stderr
+    line = failed.stderr.splitlines()[-1]
+    assert says in line
+    assert "Traceback" not in failed.stderr
+    resumed = cait(*line.rpartition("to continue: cait ")[2].split(), "--trainer.callbacks.what=nothing")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{'best' if says == 'cannot write' else 'last'}.ckpt" in resumed.stderr
+    assert not (tmp_path / "logs/cut/unreadable_images.csv").exists()
+    assert_same(tmp_path / "logs/cut", wholes(1))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """One of 8 MB, as logs/."""
@@ -266,6 +299,8 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "previous.ckpt").write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path)
+    io.save_checkpoint({"step": 1}, tmp_path / "best.ckpt")
+    assert newest_whole(tmp_path) == tmp_path / "best.ckpt"
 
 
 @pytest.mark.slow

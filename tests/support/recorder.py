@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,28 @@ class LeavesOnce(Callback):
         if trainer.global_step == self.step and not (done := Path("left")).exists():
             done.touch()
             raise SystemExit(137)
+
+
+class Misfortune(Callback):
+    """What happens to a run before the step of this number, once."""
+
+    def __init__(self, step: int, what: str) -> None:
+        self.step, self.what = step, what
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, i: int) -> None:
+        if trainer.global_step != self.step or (done := Path("happened")).exists():
+            return
+        done.touch()
+        if self.what == "a loader process is killed":
+            multiprocessing.active_children()[0].kill()
+        elif self.what == "the images are gone":
+            Path("data/digits").rename("data/gone")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.what == "the disk is full" and Path(trainer.default_root_dir, "checkpoints/best.ckpt").exists():
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)
+            )  # a checkpoint has 900,000 bytes
 
 
 class StepRecorder(Callback):

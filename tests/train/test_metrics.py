@@ -79,6 +79,17 @@ def test_a_metric_without_a_number_is_refused_before_training(
     assert fit.global_step == 0
 
 
+def test_a_batch_in_which_no_image_counts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "value", "update")  # as a metric that cannot do without an image
+    metrics = module(metrics={"f1": OWN}).new_metrics()
+    metrics.update(torch.randn(4, 7), torch.full((4,), -1))
+    monkeypatch.setattr(Own, "value", 0.5)
+    metrics.update(torch.eye(7), torch.arange(7))
+    metrics.update(torch.randn(4, 7), torch.full((4,), -1))
+    found = metrics.compute("val")
+    assert (found["val/acc1"], found["val/acc5"], found["val/f1"]) == (100, 100, 0.5)
+
+
 @pytest.mark.parametrize("value", [0.5, torch.tensor([2])])
 def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Own, "value", value)

@@ -224,7 +224,7 @@ class CaiTCLI(LightningCLI):
         run_dir = self._name_run()
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set from the launcher's variables
             self.lock = RunLock(run_dir)
-            if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
+            if config.ckpt_path is None and rundir.checkpoints(run_dir / rundir.CHECKPOINTS):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
         return run_dir
@@ -261,7 +261,9 @@ class CaiTCLI(LightningCLI):
         try:
             with output_may_go():
                 self.trainer.fit(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            if any(isinstance(each, LastCheckpoint) and each.has_begun for each in self.trainer.checkpoint_callbacks):
+                error.add_note(f"to continue: {self.program.command('resume', self.run_dir)}")
             # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
@@ -281,7 +283,7 @@ class CaiTCLI(LightningCLI):
         config = self.config.fit
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         self.run_dir = self._lock_run_dir()
-        continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
+        continued = rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS)
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
         parts = self.datamodule, self.model, first_step, self.program
         run = plugins.Run(config, given, self.run_dir, *parts)

@@ -250,7 +250,7 @@ class UnreadableImages:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
 
     def read(self) -> dict[str, str]:
-        """Reason by image, from all processes and from earlier parts of the run."""
+        """Reason by image, from all processes, since the run was started or resumed."""
         if self.path is None or not self.path.is_file():
             return {}
         with self.path.open(**TABLE) as file:
@@ -259,7 +259,7 @@ class UnreadableImages:
     def check(self) -> int:
         """How many images all processes have noted; this one notes none again. Raises UserError past `limit`."""
         reasons = self.read()
-        self.seen.update(reasons)  # workers that are started later inherit this, as those of a resumed run
+        self.seen.update(reasons)  # workers that are started later inherit this
         self._check(len(reasons), next(iter(reasons.values()), ""))
         return len(reasons)
 

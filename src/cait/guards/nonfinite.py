@@ -89,11 +89,18 @@ class NonFiniteGuard(Callback):
 
 
 class UnreadableReport(Callback):
-    """After each epoch, count the unreadable images of all processes; too many end the run."""
+    """After each epoch, count the unreadable images of all processes; too many end the run.
+
+    The list begins anew when a run goes on: images may be readable again, as on a drive that came back.
+    """
 
     def __init__(self, data: ImageNetDataModule) -> None:
         self.data = data
         self._reported = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and self.data.unreadable.path is not None:
+            self.data.unreadable.path.unlink(missing_ok=True)  # other processes read no image before all are here
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         count = self.data.unreadable.check()

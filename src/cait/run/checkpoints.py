@@ -17,8 +17,8 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
 from cait import ckpt, disk, progress
-from cait.errors import UserError, to_type
-from cait.run.rundir import BEST, LAST, PREVIOUS
+from cait.errors import UserError
+from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
 from cait.run.signals import StopSignals
 from cait.train.metrics import known_mode
 
@@ -62,19 +62,19 @@ def is_whole(path: Path) -> bool:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; None if there is no checkpoint.
+    """The first of a run's checkpoints that is whole; None if there is no checkpoint.
 
     Raises:
         UserError: all checkpoints are damaged.
     """
-    found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).exists()]
+    found = checkpoints(folder)
     for path in found:
         if is_whole(path):
             if path != found[0]:
                 print(f"{found[0]} is damaged; going on from {path}", flush=True)
             return path
     if found:
-        raise UserError(f"no checkpoint in {folder} is whole")
+        raise UserError(f"no checkpoint in {folder} is whole: begin again under another --run_name")
     return None
 
 
@@ -97,6 +97,9 @@ class LastCheckpoint(Checkpoint):
         UserError: a number is not above 0.
     """
 
+    has_begun = False
+    """Whether training has begun, so that the run can be resumed."""
+
     def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 1:
             raise UserError(f"save_every_n_steps must be at least 1 or null, got {every_n_steps}")
@@ -116,7 +119,7 @@ class LastCheckpoint(Checkpoint):
                     state["patience"] = callback.patience
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last_step = trainer.global_step
+        self.has_begun, self._last_step = True, trainer.global_step
         self._last_save = time.monotonic()
         # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
         trainer.should_stop |= any(each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
@@ -193,10 +196,7 @@ class LastCheckpoint(Checkpoint):
     def _raise_error(self, trainer: Trainer) -> None:
         error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
         if error:
-            kept = any((self.folder / name).exists() for name in (LAST, PREVIOUS))
-            resume = to_type("make resume", "cait resume")
-            advice = f"; the checkpoint before is whole: continue from it with `{resume}`" if kept else ""
-            raise UserError(f"{error}{advice}")
+            raise UserError(error)
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
         # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.

@@ -70,6 +70,15 @@ def config(folder: Path) -> Path:
     return path
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints from which a run may go on, the first choice first: its last ones, then the newest of the others.
+
+    `folder` is that of the checkpoints. A run that could write no other yet has `best.ckpt` alone.
+    """
+    others = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(others, key=lambda path: (path.name != LAST, path.name != PREVIOUS))
+
+
 def best_checkpoint(folder: Path, purpose: str) -> Path:
     """`best.ckpt`, or `last.ckpt` of a run that was never validated.
 

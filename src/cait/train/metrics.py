@@ -101,6 +101,8 @@ class EvalMetrics(nn.Module):
         counted = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
         logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
+        if not len(labels):  # a metric of the user's own may not expect that, or take 0 / 0 into a mean
+            return
         for name, metric in self.own.items():
             with named_in_errors(f"metric {name}"):
                 metric.update(logits, labels)
@@ -160,6 +162,8 @@ def named_in_errors(part: str) -> Iterator[None]:
     except torch.OutOfMemoryError:  # which has a remedy of its own
         raise
     except Exception as error:
+        if "DataLoader worker" in str(error):  # one has died, which torch raises in whatever line is running
+            raise
         raise UserError(f"the {part} fails: {kind_and_place(error)}") from error
 
 

@@ -186,7 +186,7 @@ class RunSummary(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
-            if (self.run_dir / rundir.CHECKPOINTS / rundir.LAST).exists():
+            if rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS):
                 resume = self.run.program.command("resume", self.run_dir)
                 print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
             else:
