@@ -14,7 +14,7 @@ from modules import loader, module, trainer
 
 from cait.progress import Position, continue_run, total_steps
 
-PEAK, LOW, WARMUP = 1e-2, 1e-4, 3
+PEAK, LOW, WARMUP_LR, WARMUP = 1e-2, 1e-4, 1e-6, 3
 
 
 class Rates(Callback):
@@ -74,6 +74,14 @@ def test_the_fall_goes_on_from_where_it_stands(change: str, stop: int, tmp_path:
     expected = [cosine(reached + (1 - reached) * step / rest) for step in range(rest)]
     assert after.rates == pytest.approx(expected, rel=1e-9)
     assert after.last == pytest.approx(LOW)
+
+
+def test_a_warm_up_that_is_not_over_takes_the_length_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    leg(path, 6, 2)
+    rates, rise = leg(path, 12, start=True).rates, (PEAK - WARMUP_LR) / (2 * WARMUP - 1)
+    assert rates[:4] == pytest.approx([WARMUP_LR + rise * step for step in range(2, 6)])
+    assert leg(path, 12, start=True).rates == []  # the run is over
 
 
 @pytest.mark.parametrize("limits", [dict(max_epochs=7), dict(max_steps=20)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from modules import loader, module, trainer
+from sklearn.metrics import balanced_accuracy_score
 from torchmetrics import Metric
 
 from cait.errors import UserError
@@ -27,6 +28,15 @@ def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
     assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
     metrics.update(logits[:10], labels[:10])  # the count began anew
     assert metrics.compute("val")["val/acc1"].item() == 100
+
+
+def test_the_mean_of_the_classes_counts_those_that_are_always_wrong_and_none_without_images() -> None:
+    labels, best = torch.tensor([0, 0, 1, 3, 3, 3]), torch.tensor([0, 1, 0, 3, 3, 2])
+    metrics = EvalMetrics(5, per_class=True)
+    metrics.update(torch.nn.functional.one_hot(best, 5).float(), labels)
+    expected = 100 * balanced_accuracy_score(labels, best)
+    assert metrics.compute("val")["val/acc1_macro"].item() == pytest.approx(expected)
+    assert metrics.by_class([*"abcde"])["acc1_macro"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
