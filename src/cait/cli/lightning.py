@@ -294,6 +294,8 @@ class CaiTCLI(LightningCLI):
             callbacks.append(SaveConfig(self._parser("fit"), config))
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
+            if continued:
+                self._keep_held_out()
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is not False:
@@ -309,6 +311,16 @@ class CaiTCLI(LightningCLI):
             callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
+
+    def _keep_held_out(self) -> None:
+        """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
+        before = self.own_settings.get(rundir.config(self.run_dir), {}).get("data") or {}
+        for name in getattr(self.datamodule.source, "divided_by", ()):
+            was, now = before.get(name), self.config.fit.data.get(name)
+            if name in before and was != now and self.datamodule.validation_path.is_file():
+                kept = f"the run validates on the images of {self.datamodule.validation_path}"
+                raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
+        self.datamodule.keep_held_out()
 
 
 def _code_version() -> str:
