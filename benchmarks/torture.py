@@ -9,8 +9,8 @@ depth, a moving average, accumulated gradients and a checkpoint every few steps.
 to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
 as a checkpoint is being written. Every other interruption is a stop at a random batch, in one of three
 hooks: all processes get SIGTERM, or a callback sets `trainer.should_stop` or raises an error. A run that
-ends before its interruption is compared, and another begun. Several processes train a smaller network,
-without loader processes, so that they do not outnumber the cores. Compared are weights, moving average, optimiser,
+ends before its interruption is compared, and another begun. Several processes train a smaller network
+for fewer steps, without loader processes, because they may outnumber the cores. Compared are weights, moving average, optimiser,
 schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last bit; of
 a run that was stopped, and so validated once more, all but the validations. On GPUs the runs are made
 with --trainer.deterministic true.
@@ -185,6 +185,7 @@ def main() -> None:
     if options.processes > 1:
         recipe += ["--trainer.strategy=ddp", f"--data.batch_size={8 * options.processes}", "--data.num_workers=0"]
         recipe += ["--model.fields.depth=2", "--model.fields.embed_dim=32"]
+        recipe += ["--trainer.limit_train_batches=24", "--trainer.limit_val_batches=8"]
     if options.accelerator == "gpu":
         recipe += ["--trainer.deterministic=true"]
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
