@@ -10,10 +10,10 @@ to the main process or to its whole group, at a moment drawn over the length of 
 as a checkpoint is being written. Every other interruption is a stop at a random batch, in one of three
 hooks: all processes get SIGTERM, or a callback sets `trainer.should_stop` or raises an error. A run that
 ends before its interruption is compared, and another begun. Several processes train a smaller network
-for fewer steps, without loader processes, because they may outnumber the cores. Compared are weights, moving average, optimiser,
-schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last bit; of
-a run that was stopped, and so validated once more, all but the validations. On GPUs the runs are made
-with --trainer.deterministic true.
+for fewer steps, without loader processes, because they may outnumber the cores. Compared are weights,
+moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last
+bit; of a run that `should_stop` ended, and so validated once more, all but the validations. On GPUs the
+runs are made with --trainer.deterministic true.
 """
 
 from __future__ import annotations

@@ -157,6 +157,7 @@ class CaiTCLI(LightningCLI):
         except ArgumentError as error:
             verb = VERBS[self.arguments[0]]
             raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
+        self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
             refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
@@ -247,8 +248,8 @@ class CaiTCLI(LightningCLI):
             kwargs["plugins"].append(cluster)
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
+        refusals.check_processes(trainer, self.processes.started())
         if self.subcommand == "fit":
-            refusals.check_processes(trainer)
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             refusals.check_rates(self.model.schedule, images)
