@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import timm
 import torch
 import yaml
 from harness import SMALL, call, ended
-from PIL import Image
+from PIL import ExifTags, Image
 
 from cait import ckpt
 from cait.cli import main
+from cait.data.reading import Reading, load_rgb
 from cait.extras.publish import card as hub_card
 from cait.plugins import Results
+from cait.settings import values
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +85,38 @@ def rendered(*tables: Results, fields: dict | None = None, scores: dict | None =
         ({}, "- Data: mine"),
         ({"root": "s3://bucket/private/birds/"}, "- Data: birds"),
         ({"root": "torch/cifar10"}, "- Data: torch/cifar10"),
-        ({"shrink": 128}, "Halve large images first: `while min(image.size) >= 256: image = image.reduce(2)`."),
         ({"fit": "pad"}, "The transform puts the colour `mean` around images that are not square."),
-        ({"background": "white"}, "Put images with transparent parts on white first."),
-        ({}, 'image = Image.open("image.jpg").convert("RGB")'),
-        ({"fields": {"in_chans": 1}}, 'image = Image.open("image.jpg").convert("L")'),
-        ({"exif_orientation": True}, 'image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("RGB")'),
         ({"scores": {"mAP": 0.5}}, "An image has every class whose probability is above 0.5, or none of them."),
     ],
 )
 def test_the_card_says_what_a_reader_needs(given: dict[str, Any], line: str) -> None:
     assert line in rendered(**given).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("reading", "fields"),
+    [
+        (Reading(), None),
+        (Reading(exif_orientation=False, background=None), None),
+        (Reading(background="#20a0ff", shrink=20, in_chans=1), {"in_chans": 1}),
+    ],
+)
+def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fields: Any, tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", rendered(fields=fields, **values(reading)), re.S)[1]
+    imports, reads = re.search(r"(import.*?)\n\n.*?(image = Image.open.*?)with torch", code, re.S).groups()
+    rng = np.random.default_rng(0)
+    grey, colours = (rng.integers(0, 256, (50, 90, *more), dtype=np.uint8) for more in ([], [4]))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    images = [Image.fromarray(colours, "RGBA"), Image.fromarray(colours[..., :2], "LA"), Image.fromarray(grey)]
+    images += [Image.fromarray(grey.astype(np.uint16) * 257), Image.fromarray(grey).convert("P")]
+    for number, image in enumerate(images):
+        options = {"transparency": 7} if image.mode == "P" else {}
+        image.save(tmp_path / f"{number}.png", exif=exif, **options)
+    Image.fromarray(colours, "CMYK").save(tmp_path / "cmyk.jpg", exif=exif)
+    for file in tmp_path.iterdir():
+        exec(imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]())
+        assert np.array_equal(seen["image"].convert("RGB"), load_rgb(file, reading=reading)), file.name
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
