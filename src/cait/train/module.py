@@ -174,24 +174,17 @@ class CaiTModule(LightningModule):
                 raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
-            normalization = (self.hparams["mean"], self.hparams["std"])
-            teacher = load_teacher(self.distillation, self.architecture, normalization, self._classes_of_data())
+            teacher = load_teacher(self.distillation, self.architecture, (self.hparams["mean"], self.hparams["std"]))
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
     def _load_initial_weights(self) -> None:
-        own_classes = None if self.initial_weights.weights is None else self._classes_of_data()
+        own_classes = None
+        if self.initial_weights.weights is not None:
+            with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
+                own_classes = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
-            from cait.model.weights import HEAD_ANEW
-
-            if HEAD_ANEW in notes and self.trainer.state.fn != "fit":
-                raise UserError(f"{notes[0]} has no head for the classes of {self.trainer.datamodule.root}")  # type: ignore[attr-defined]
             rank_zero_info("weights from " + "; ".join(notes))
-
-    def _classes_of_data(self) -> list[str] | None:
-        with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
-            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
-        return None
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
@@ -234,22 +227,22 @@ class CaiTModule(LightningModule):
         return loss
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
-        """Log a step's loss, and top-1: the class with the largest share counts."""
+        """Log a step's loss, and top-1: the class with the largest share counts. An image without a class does not."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         best = logits.argmax(dim=1)
         if targets.ndim == 2:
-            share = targets.gather(1, best[:, None])[:, 0]
-            right = share == targets.amax(dim=1)
+            share, most = targets.gather(1, best[:, None])[:, 0], targets.amax(dim=1)
+            right, counted = share == most, most > 0
         else:
-            right = best == targets
-        acc1 = 100 * right.float().mean()
+            right, counted = best == targets, targets >= 0
+        acc1 = 100 * (right & counted).sum() / counted.sum()  # NaN of no image
         self.figures = torch.stack([loss, acc1.to(loss)])
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._figures_of_step = []
         self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        of_process = torch.stack(self._figures_of_step).mean(dim=0)
+        of_process = torch.stack(self._figures_of_step).nanmean(dim=0)
         step = self.trainer.strategy.reduce(of_process, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
         highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
@@ -299,7 +292,7 @@ class CaiTModule(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Count a batch; its logits [B, num_classes] are for callbacks."""
         images, labels = batch
-        logits = self(images)
+        logits = network.logits_of(self.model, images)
         self.val_metrics.update(logits, labels)
         return logits
 
@@ -308,7 +301,7 @@ class CaiTModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
-        return self.task.probabilities(self(batch[0]))
+        return self.task.probabilities(network.logits_of(self.model, batch[0]))
 
     def transform(self, image: Any) -> Tensor:
         """The network's input for an image, prepared as in evaluation; see `cait.train.prediction.transform`."""

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from cait import disk
 from cait.data.dataset import NO_LABEL
-from cait.errors import one_line, to_type
+from cait.errors import UserError, one_line, to_type
 from cait.extras.features import Extracted, classify, evenly, extract
 from cait.plugins import Results, Run
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
@@ -69,7 +69,10 @@ class Baselines(Callback):
         metric, run, how = _of_run(trainer)
         signals = [each.signals for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         rows = []
-        for row in scores(train, val, data.num_classes):
+        is_probe = bool(pl_module.hparams.get("freeze")) and trainer.global_step == 0
+        if is_probe:  # its solved head is all that it has learned
+            how += ", a linear probe on the network's features"
+        for row in scores(train, val, data.num_classes, is_probe):
             rows.append(row | {"score": row[metric]})
             if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
@@ -81,19 +84,25 @@ class Baselines(Callback):
 def _of_run(trainer: Trainer) -> tuple[str, float, str]:
     """The accuracy that the run is judged by, its value, and whose it is."""
     for callback in trainer.checkpoint_callbacks:
-        metric = getattr(callback, "metric", "").removeprefix("val/")
+        metric = getattr(callback, "metric", "").rpartition("/")[2]
         if metric in NAMES and isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
             return metric, float(callback.best_model_score), "its best.ckpt"
     return "acc1", float(trainer.callback_metrics["val/acc1"]), "its last weights"
 
 
-def scores(train: Extracted, val: Extracted, classes: int) -> Iterator[Scores]:
-    """For each classifier its name, how it answers, its accuracies in per cent, and the seconds it took."""
-    most = np.full(len(val.labels), np.bincount(train.labels).argmax())
+def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = False) -> Iterator[Scores]:
+    """For each classifier its name, how it answers, its accuracies in per cent, and the seconds it took.
+
+    Chance is the largest class of those to validate on. A run that `is_probe` has no other linear probe beside it.
+    """
+    if not len(val.labels):
+        raise UserError("no validation image counts")
+    largest = (np.bincount(train.labels, minlength=classes) * np.isin(np.arange(classes), val.labels)).argmax()
+    most = np.full(len(val.labels), largest)
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(most, val.labels)
     pixels = [each.pixels.reshape(len(each.labels), -1) for each in (train, val)]
     features = "logistic regression on the network's features", [train.features, val.features]
-    inputs = {"logistic regression": ("on the pixels", pixels), "linear probe": features}
+    inputs = {"logistic regression": ("on the pixels", pixels)} | ({} if is_probe else {"linear probe": features})
     for name, (how, (rows, val_rows)) in inputs.items():
         begin = time.monotonic()
         answers = classify(rows, train.labels, val_rows, classes)

@@ -59,23 +59,15 @@ class SolveHead(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
         pl_module.validates_first = self.is_solved and trainer.global_step == 0
-        if not pl_module.validates_first or not trainer.enable_validation:
-            self._end(trainer, pl_module)
+        if self.is_solved and pl_module.hparams["freeze"]:  # its head alone was to be learned
+            rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
+            trainer.should_stop = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking:
-            return
-        if pl_module.validates_first and trainer.global_step == 0:
+        if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
             scores = [(name, trainer.callback_metrics.get(name)) for name in ("val/acc1", "val/acc1_macro")]
             shown = [f"{name} {float(score):.2f} %" for name, score in scores if score is not None]
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
-        self._end(trainer, pl_module)
-
-    def _end(self, trainer: Trainer, pl_module: Any) -> None:
-        """End a run whose head alone was to be learned."""
-        if self.is_solved and pl_module.hparams["freeze"]:
-            rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
-            trainer.should_stop = True
 
 
 def head_weights(pl_module: Any) -> list[Tensor]:
@@ -97,8 +89,7 @@ def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
     if trainer.is_global_zero:
         samples, most = data.train_images.samples, min(WORK // classes, VALUES) // layer.in_features
         chosen = evenly(len(samples), max(2 * classes, most))
-        with trainer.precision_plugin.forward_context():
-            seen = extract(pl_module.model, samples, data, pl_module.device, chosen, head=layer)
+        seen = extract(pl_module.model, samples, data, pl_module.device, chosen, head=layer)
         labels = torch.from_numpy(seen.labels)
         weights = weights_of(seen, data, pl_module)
         found = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)

@@ -71,6 +71,8 @@ def describe(folder: Path) -> dict[str, Any]:
         row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
             row |= _figures(folder, row["metric"], content.get("best_mode"))
+        if row["state"] == "finished" and row["epochs"] == 0:  # its head was solved, and the rest is frozen
+            row["planned"] = None
     except (UserError, OSError, ValueError, OverflowError) as error:
         row["damage"] = one_line(error)
     return row
@@ -86,8 +88,8 @@ def _state(folder: Path) -> str:
 
 def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
     epochs, values = 0, []
-    for cells in curves.rows(folder).values():
-        validated = any(name.startswith("val") for name in cells)
+    for step, cells in curves.rows(folder).items():
+        validated = any(name.startswith("val") for name in cells) and (step > 0 or "train/loss" in cells)
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
         if math.isfinite(value := cells.get(metric, math.nan)):
             values.append(value)

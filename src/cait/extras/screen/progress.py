@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -34,7 +35,8 @@ def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     shown = {}
     for name, (label, form) in looks.items():
         if name in metrics:
-            shown[label] = form.format(float(metrics[name]))
+            value = float(metrics[name])
+            shown[label] = "-" if math.isnan(value) and name != "train/loss" else form.format(value)
     return shown
 
 
@@ -82,8 +84,7 @@ class EpochLines(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
-        self._batches = 0
-        self._sum = torch.zeros(())
+        self._sums: torch.Tensor | None = None  # of the figures, and of their batches, [2, 2]
         self._validated = False
 
     on_train_start = on_train_epoch_start  # Lightning leaves out the epoch's start in a run resumed within an epoch
@@ -92,8 +93,9 @@ class EpochLines(Callback):
         self._batch_end = time.monotonic()
         figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
         if figures is not None:
-            self._batches += 1
-            self._sum = self._sum + figures
+            known = ~figures.isnan()
+            sums = torch.stack([figures.where(known, 0), known.to(figures)])
+            self._sums = sums if self._sums is None else self._sums + sums
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
@@ -102,8 +104,8 @@ class EpochLines(Callback):
         metrics = trainer.callback_metrics.copy()
         if not self._validated:  # Lightning keeps those of an earlier epoch
             metrics = {name: value for name, value in metrics.items() if not name.startswith("val")}
-        if self._batches:
-            mean = trainer.strategy.reduce(self._sum / self._batches, reduce_op="mean")
+        if self._sums is not None:
+            mean = trainer.strategy.reduce(self._sums[0] / self._sums[1], reduce_op="mean")
             metrics |= dict(zip(MEANS, mean, strict=True))
         if trainer.is_global_zero:
             print(self._line(trainer, shown_metrics(metrics)), flush=True)

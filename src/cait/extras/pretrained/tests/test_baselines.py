@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
 from cait.extras.features import extract
 from cait.extras.pretrained import baselines
 from cait.train.module import CaiTModule
@@ -49,6 +50,11 @@ def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: P
     assert list(found) == NAMES
     assert found["logistic regression"]["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
     assert found["chance"]["acc1"] == pytest.approx(100 / 10, abs=1)
+    assert [row["name"] for row in baselines.scores(train, val, 10, is_probe=True)] == NAMES[:2]
+    few = val.at(val.labels == 7)  # a folder's largest class may have no image to validate on
+    assert next(baselines.scores(train, few, 10))["acc1"] == 100
+    with pytest.raises(UserError, match="no validation image counts"):
+        next(baselines.scores(train, val.at(val.labels < 0), 10))
     answers, labels = np.array([0, 1, 1, 3, 0]), np.array([0, 1, 0, 0, 3])
     assert baselines.accuracies(answers, labels)["acc1_macro"] == 100 * balanced_accuracy_score(labels, answers)
 

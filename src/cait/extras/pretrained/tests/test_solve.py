@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -62,14 +63,23 @@ def killed(*_: object, **__: object) -> None:
 
 
 def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
-    digits: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Path,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     weights = [f"--model.name={NET}", "--model.weights=net.pth"]
     whole = fit(digits, "whole", *weights)
     before = next(row for row in rows(whole) if row["val/acc1"])
     assert (before["step"], before["train/loss"]) == ("0", "")
     assert float(before["val/acc1"]) > 50  # chance is 10
+    capsys.readouterr()
+    caplog.clear()
     head = fit(digits, "head", *weights, "--model.freeze=true")
+    told = caplog.text + capsys.readouterr().out
+    assert told.count("no epoch") == 1
+    assert not re.search(r"length|\d epochs|warm-up", told)
     kept = checkpoint(head)
     assert (kept["global_step"], len(rows(head))) == (0, 1)
     assert rows(head)[0]["val/acc1"] == before["val/acc1"]

@@ -64,6 +64,7 @@ def test_the_runs_are_listed(
     (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
     write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
+    (write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished").touch()  # solved, and validated as step 0
     running = write_run(tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9)
     (running / "config.yaml").write_text("model: {name: xxs24, fields: {depth: 6, embed_dim: 96}}\n")
     (write_run(tmp_path, "broken", ends, 1e8) / "config.yaml").write_text("trainer: [\n")
@@ -72,9 +73,11 @@ def test_the_runs_are_listed(
         rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
         main(["runs"])
     told = capsys.readouterr()
-    assert list(rows) == ["cut", running.name, "whole", "sweep/3", "broken"]
-    assert [row["state"] for row in rows.values()] == ["stopped", "running", "finished", "failed", "stopped"]
-    assert [row["epochs"] for row in rows.values()] == [1, 0, 3, 0, 0]
+    assert list(rows) == ["cut", running.name, "whole", "sweep/3", "head", "broken"]
+    states = ["stopped", "running", "finished", "failed", "finished", "stopped"]
+    assert [row["state"] for row in rows.values()] == states
+    assert [row["epochs"] for row in rows.values()] == [1, 0, 3, 0, 0, 0]
+    assert re.search(r"^head .* 0 +val/acc1 90\.50 .* finished", told.out, re.M)
     assert [rows["cut"][key] for key in ("model", "data", "planned", "best")] == ["xxs24", "data/digits", 3, 40.5]
     assert (rows["whole"]["best"], rows[running.name]["model"]) == (7.5, "CaiT 6×96")
     assert "damaged: logs/broken/config.yaml" in told.err
