@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
+VAL, VAL_EMA = "val", "val_ema"
+"""What the metrics of the raw weights, and of their moving average, begin with."""
 Checkpoint = dict[str, Any]
 FIELDS = {"state_dict": dict, "global_step": int, "epoch?": int, "hyper_parameters?": dict, "callbacks?": dict}
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
@@ -70,6 +72,27 @@ def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def average(checkpoint: Checkpoint) -> dict[str, Tensor] | None:
     """The moving average of the weights, under the network's names; None if the run kept none."""
     return checkpoint.get("callbacks", {}).get(EMA) or None
+
+
+def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
+    """Whether a checkpoint stands for the moving average in it: as asked, or if its metric chose best.ckpt.
+
+    Without `BestCheckpoint`, the last callback that watches a metric, it does if it holds one.
+    """
+    states = checkpoint.get("callbacks", {}).values()
+    watched = [state.get("monitor") for state in states if isinstance(state, dict)]
+    chosen_by = next((name for name in reversed(watched) if isinstance(name, str)), f"{VAL_EMA}/")
+    has_one = average(checkpoint) is not None
+    return has_one and chosen_by.startswith(f"{VAL_EMA}/") if asked is None else asked
+
+
+def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> dict[str, Tensor]:
+    """The weights that a checkpoint stands for, see `uses_average`. Raises UserError if it lacks those asked for."""
+    if not uses_average(checkpoint, asked):
+        return weights(checkpoint)
+    if (found := average(checkpoint)) is None:
+        raise UserError(f"{path} holds no moving average of the weights")
+    return found
 
 
 def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:

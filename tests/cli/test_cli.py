@@ -58,9 +58,9 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
 
     scored = cait("eval", "first")
     assert scored.returncode == 0, scored.stderr
-    best = max(float(row["val/acc1"]) for row in rows(run) if row["val/acc1"])
+    best = max(float(row["val_ema/acc1"]) for row in rows(run) if row["val_ema/acc1"])
     shown = next(line for line in scored.stdout.splitlines() if "top-1" in line).split("│")
-    assert float(shown[2].removesuffix(" % ")) == pytest.approx(best, abs=0.01)
+    assert float(shown[3].removesuffix(" % ")) == pytest.approx(best, abs=0.01)
     assert len(shown) == 5  # the average too
 
 

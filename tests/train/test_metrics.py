@@ -6,10 +6,12 @@ import pytest
 import torch
 from modules import loader, module, trainer
 from sklearn.metrics import balanced_accuracy_score
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 
+from cait import ckpt
 from cait.errors import UserError
-from cait.train.metrics import EvalMetrics, best_mode
+from cait.train.metrics import EvalMetrics, best_mode, metric_of_best
 
 
 def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
@@ -37,6 +39,50 @@ def test_the_mean_of_the_classes_counts_those_that_are_always_wrong_and_none_wit
     expected = 100 * balanced_accuracy_score(labels, best)
     assert metrics.compute("val")["val/acc1_macro"].item() == pytest.approx(expected)
     assert metrics.by_class([*"abcde"])["acc1_macro"] == pytest.approx(expected)
+
+
+def test_a_figure_over_nothing_is_no_figure() -> None:
+    """Neither over no image, nor of one class alone, nor the first five of four classes."""
+    few = EvalMetrics(4, {"auroc": "torchmetrics.classification:MulticlassAUROC"}, per_class=True)
+    for label, known in ((-1, set()), (1, {"val/loss", "val/acc1", "val/acc1_macro"})):
+        few.update(torch.randn(3, 4), torch.full((3,), label))
+        figures = few.compute("val")
+        assert figures.keys() == {"val/loss", "val/acc1", "val/acc1_macro", "val/auroc"}
+        assert {name for name, value in figures.items() if not value.isnan()} == known
+    net = module(lr=0.0, warmup_epochs=0)
+    targets = torch.zeros(6, 7)  # of images without a class, all but the last
+    targets[5, 3] = 1.0
+    run = trainer(max_epochs=1, log_every_n_steps=1)
+    run.fit(net, DataLoader(TensorDataset(torch.randn(6, 3, 8, 8), targets), batch_size=6))
+    assert float(run.callback_metrics["train/acc1"]) in (0.0, 100.0)  # of one image, not 83 and more
+
+
+def test_the_average_chooses_unless_a_metric_is_named() -> None:
+    assert metric_of_best(None, "mAP", True) == "val_ema/mAP"
+    assert metric_of_best(None, "acc1", False) == metric_of_best("val/acc1", "loss", True) == "val/acc1"
+    with pytest.raises(UserError, match=r"give --ema\.decay, or --best_metric val/acc1"):
+        metric_of_best("val_ema/acc1", "acc1", False)
+
+
+@pytest.mark.parametrize(
+    ("monitors", "uses"),
+    [
+        ([], True),  # nothing says what chose it
+        ([None, "val/acc1"], False),  # as 0.1.0 has saved runs
+        (["val/loss", "val_ema/acc1"], True),  # the last is BestCheckpoint's
+        (["val_ema/acc1", "train/acc1"], False),
+    ],
+)
+def test_a_checkpoint_says_which_weights_it_stands_for(monitors: list[str | None], uses: bool) -> None:
+    states: dict = {f"Own{number}": {"monitor": name} for number, name in enumerate(monitors)}
+    content = {"callbacks": {"EMA": {"w": torch.ones(1)}, "StepSeed": {}, **states}, "state_dict": {"model.w": 0}}
+    assert ckpt.uses_average(content) is uses
+    assert ckpt.chosen_weights(content, "x") == (content["callbacks"]["EMA"] if uses else {"w": 0})
+    assert (ckpt.uses_average(content, True), ckpt.uses_average(content, False)) == (True, False)
+    del content["callbacks"]["EMA"]
+    assert not ckpt.uses_average(content)
+    with pytest.raises(UserError, match="x holds no moving average"):
+        ckpt.chosen_weights(content, "x", True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

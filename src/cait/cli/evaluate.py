@@ -82,7 +82,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         with trust.only_own(trusted):
-            settings = [*_settings_of(folder), *given]
+            settings = [*_settings_of(folder, program.processes.several()), *given]
     from cait.cli.lightning import CaiTCLI
 
     class ScoringCLI(CaiTCLI):
@@ -93,10 +93,10 @@ def evaluate(arguments: list[str], program: Program) -> None:
         ScoringCLI(["validate", *settings], program, trust.own_settings(settings))
 
 
-def _settings_of(folder: Path) -> list[str]:
+def _settings_of(folder: Path, launched: bool) -> list[str]:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
-    This machine or the launcher says how many processes start, and not the run.
+    This machine says how many processes start, and not the run, unless a launcher has started them already.
     """
     checkpoint = rundir.best_checkpoint(folder, "score")
     settings = [
@@ -105,9 +105,9 @@ def _settings_of(folder: Path) -> list[str]:
         "--trainer.overfit_batches=0",
         f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
-        "--trainer.devices=auto",
-        "--trainer.num_nodes=1",
     ]
+    if not launched:
+        settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     if (folder / rundir.VALIDATION).is_file():
         settings.append("--data.val_list=null")  # `Scoring` reads that of the run, if the images are the run's
     return settings
@@ -144,6 +144,8 @@ class Scoring:
         self.module = cli.model
         self.data = cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
+        self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
+        """The part of the scores that is of the weights which other verbs use."""
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
 
@@ -164,7 +166,7 @@ class Scoring:
             disk.write_json(self.output, result)
             rows = self._rows()
             further = (row for scorer in self.scorers for row in scorer.rows(rows, result))
-            show(result, [*rows, *further])
+            show(result, [*rows, *further], self.chosen)
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)
@@ -237,12 +239,13 @@ def _run_with(file: str | None) -> Path | None:
     return folder.parent if file and is_runs else None
 
 
-def show(result: Scores, rows: Sequence[Row]) -> None:
-    """Print the scores of the raw weights and of their average."""
+def show(result: Scores, rows: Sequence[Row], chosen: str) -> None:
+    """Print the scores of the raw weights and of their average, and which of both are `chosen`."""
     scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
     table = Table("")
     for column in scored:
-        table.add_column(column, justify="right")
+        is_chosen = len(scored) > 1 and column.lower() == chosen
+        table.add_column(f"{column}, in use" if is_chosen else column, justify="right")
     for row in rows:
         cells = [_cell(row.form, scores, row.place) for scores in scored.values()]
         if any(cells):

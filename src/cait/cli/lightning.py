@@ -38,7 +38,7 @@ from cait.run.program import Program
 from cait.run.signals import output_may_go
 from cait.settings import Settings, flatten
 from cait.train.callbacks import EMA, StepSeed
-from cait.train.metrics import known_mode
+from cait.train.metrics import known_mode, metric_of_best
 from cait.train.module import CaiTModule
 
 RUN_VARIABLE = "CAIT_RUN"
@@ -101,6 +101,8 @@ class CaiTCLI(LightningCLI):
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
+    uses_average = False
+    """Whether the checkpoint stands for its moving average."""
 
     @refusals.in_one_line()
     def __init__(
@@ -157,7 +159,6 @@ class CaiTCLI(LightningCLI):
         except ArgumentError as error:
             verb = VERBS[self.arguments[0]]
             raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
-        self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
             refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
@@ -193,6 +194,7 @@ class CaiTCLI(LightningCLI):
             self.checkpoint = config.ckpt_path
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
+            self.uses_average = ckpt.uses_average(checkpoint)
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
 
     def _meet(self) -> None:
@@ -248,8 +250,8 @@ class CaiTCLI(LightningCLI):
             kwargs["plugins"].append(cluster)
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
-        refusals.check_processes(trainer, self.processes.started())
         if self.subcommand == "fit":
+            refusals.check_processes(trainer)
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             refusals.check_rates(self.model.schedule, images)
@@ -282,6 +284,7 @@ class CaiTCLI(LightningCLI):
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
+        config.best_metric = metric_of_best(config.best_metric, self.model.task.metric, config.ema.decay is not None)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         self.run_dir = self._lock_run_dir()
         continued = rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS)
@@ -295,8 +298,6 @@ class CaiTCLI(LightningCLI):
             callbacks.append(SaveConfig(self._parser("fit"), config))
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
-            if continued:
-                self._keep_held_out()
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is not False:
@@ -312,16 +313,6 @@ class CaiTCLI(LightningCLI):
             callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
-
-    def _keep_held_out(self) -> None:
-        """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
-        before = self.own_settings.get(rundir.config(self.run_dir), {}).get("data") or {}
-        for name in getattr(self.datamodule.source, "divided_by", ()):
-            was, now = before.get(name), self.config.fit.data.get(name)
-            if name in before and was != now and self.datamodule.validation_path.is_file():
-                kept = f"the run validates on the images of {self.datamodule.validation_path}"
-                raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
-        self.datamodule.keep_held_out()
 
 
 def _code_version() -> str:

@@ -54,7 +54,7 @@ def load(
 
     Args:
         source: the run, as a name in logs/ or a folder, or a checkpoint in it. A run means its best checkpoint.
-        raw: take the raw weights even if the checkpoint holds their moving average.
+        raw: take the raw weights even if their moving average chose the checkpoint.
         trust_config: run the code that a run of somebody else names, or one whose config.yaml you have changed. It
             may do anything.
         module: class of the module, a subclass of `cait.CaiTModule`; None takes that.
@@ -111,7 +111,7 @@ def from_checkpoint(
     """Load a run's checkpoint. Images are prepared as in its `folder`, or without one as the checkpoint says.
 
     Args:
-        ema: whether to take the moving average of the weights; None takes it if there is one.
+        ema: whether to take the moving average of the weights; None takes what chose best.ckpt.
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
         module, data: classes in the place of the package's own, as `load` takes them.
     """
@@ -121,7 +121,7 @@ def from_checkpoint(
 
     checkpoint = ckpt.read_checkpoint(path)
     disk.check_shape(checkpoint.get("hyper_parameters"), ckpt.NETWORK, path, "hyper_parameters")
-    ema = ckpt.average(checkpoint) is not None if ema is None else ema
+    ema = ckpt.uses_average(checkpoint, ema)
     built = _module(path, folder, checkpoint, ema, module)
     network, (channels, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
@@ -147,17 +147,14 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
     from cait.train.module import CaiTModule
 
-    average = ckpt.average(checkpoint) if ema else {}
-    if average is None:
-        raise UserError(f"{path} holds no moving average of the weights")
+    chosen = ckpt.chosen_weights(checkpoint, path, ema)
     hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
     trust.check_code(path, hparams, folder)
     try:
         module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
-        if ema:
-            module.model.load_state_dict(average)
+        module.model.load_state_dict(chosen)
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     return module.eval()

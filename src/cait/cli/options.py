@@ -19,7 +19,13 @@ SETTINGS = [
     Setting("save_every_n_minutes", float | None, 10.0, "Minutes between checkpoints. Every epoch saves one too."),
     Setting("save_every_n_steps", int | None, None, "Steps between checkpoints; null saves by time and epochs alone."),
     Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
-    Setting("best_metric", str, "val/acc1", "Metric that chooses best.ckpt, as metrics.csv names it."),
+    Setting(
+        "best_metric",
+        str | None,
+        None,
+        "Metric that chooses best.ckpt, as metrics.csv names it, and so the weights that all verbs use; null: "
+        "val/acc1, or val/mAP with several labels an image, of the moving average (val_ema/...) if there is one.",
+    ),
     Setting("best_mode", Literal["max", "min"] | None, None, "Which --best_metric is best; null: as the metric says."),
 ]
 """Settings of a run that no class takes; extras add theirs."""
@@ -37,9 +43,9 @@ class Options(argparse.ArgumentParser):
         self.add_argument(TRUST, "--trust_config", action="store_true", dest="trusted", help=told)
 
     def add_weights(self) -> None:
-        """Take --raw or --ema, as `ema`: False or True, or None for the moving average of a run that keeps one."""
+        """Take --raw or --ema, as `ema`: False or True, or None for the weights that chose the checkpoint."""
         which = self.add_mutually_exclusive_group()
-        raw, ema = "the raw weights, also if there is a moving average", "the moving average; default if there is one"
+        raw, ema = "the raw weights", "their moving average; default: those that chose best.ckpt"
         which.add_argument("--raw", action="store_const", const=False, dest="ema", help=raw)
         which.add_argument("--ema", action="store_const", const=True, help=ema)
 

@@ -21,6 +21,7 @@ from cait.data.dataset import EvalImages, Samples
 from cait.data.reading import UnreadableImages
 from cait.errors import UserError
 from cait.model.cait import in_evaluation
+from cait.model.network import logits_of
 from cait.model.weights import classifiers
 
 BATCH = 64
@@ -102,7 +103,7 @@ def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.nda
     for layer in [head] if head else classifiers(network)[:1]:
         hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
         try:
-            network(images.to(next(network.parameters()).dtype))
+            logits_of(network, images)
         finally:
             hook.remove()
     if not seen:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place
@@ -74,8 +75,8 @@ class InitialWeights:
     weights: str | None = None
     """File to start from: the release's, timm's, safetensors or a checkpoint of ours; see
     `cait.model.weights.load_weights`."""
-    weights_ema: bool = False
-    """Take the moving average out of that file."""
+    weights_ema: bool | None = None
+    """Take the moving average out of that file. Null takes it out of a run's checkpoint if it chose the checkpoint."""
     pretrained: bool = False
     """Start from timm's published weights of the model instead."""
 
@@ -192,6 +193,19 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if got != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
+
+
+def logits_of(network: nn.Module, images: Tensor) -> Tensor:
+    """Logits [B, num_classes] in float32, in which every verb scores, whatever precision the network trains in.
+
+    One that is sharded computes as it trains, because its parts are gathered in that precision.
+    """
+    held = [*network.named_parameters(), *network.named_buffers()]
+    if any(hasattr(value, "full_tensor") for _, value in held):
+        return network(images)
+    other = {name: value.float() for name, value in held if value.is_floating_point() and value.dtype != torch.float32}
+    with torch.autocast(images.device.type, enabled=False):
+        return functional_call(network, other, images.float()) if other else network(images.float())
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -22,19 +22,21 @@ StateDict = dict[str, Tensor]
 
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
-HEAD_ANEW = "the head starts anew"
 
 
-def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[str]]:
+def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, list[str]]:
     """Read the weights of a network, or with `ema` their moving average, and the classes that a run of ours knows.
+
+    With None those of a checkpoint of ours are the ones that chose it, see `cait.ckpt.uses_average`.
 
     Reads the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints (`state_dict`,
     `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs, and never executes code from them.
     Raises UserError otherwise.
     """
     content, classes = _read(path), None
+    state: Any
     if ckpt.is_checkpoint(content):
-        state = ckpt.average(content) if ema else ckpt.weights(content)
+        state = ckpt.chosen_weights(content, path, ema)
         classes = ckpt.class_names(content)
     else:
         keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
@@ -63,14 +65,14 @@ def _read(path: str | Path) -> Any:
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, ema: bool = False, own_classes: Sequence[str] | None = None
+    model: nn.Module, path: str | Path, ema: bool | None = None, own_classes: Sequence[str] | None = None
 ) -> list[str]:
     """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
     - Positions of another resolution are resized, in networks of timm by timm.
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
-      a checkpoint of our runs whose classes are not `own_classes`; if only their order is another, its rows follow.
+      a checkpoint of our runs whose classes are not `own_classes`.
 
     Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
     network it names that one, if the file does.
@@ -78,9 +80,7 @@ def load_weights(
     state, saved_classes = read_weights(path, ema)
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
-            rows = state.pop(key, None)
-            if rows is not None and {*saved_classes} == {*own_classes}:
-                state[key] = rows[[saved_classes.index(name) for name in own_classes]]
+            state.pop(key, None)
     try:
         return _load(model, state, str(path))
     except UserError as error:
@@ -172,7 +172,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     try:
         notes = _fit(model, state)
         if any(key not in state or len(state[key]) != len(weights[key]) for key in heads):
-            notes.append(HEAD_ANEW)
+            notes.append("the head starts anew")
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
             is_of_colours = state[key].ndim == 4 and state[key].shape[1] == 3

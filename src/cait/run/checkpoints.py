@@ -22,6 +22,8 @@ from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
 from cait.run.signals import StopSignals
 from cait.train.metrics import known_mode
 
+OTHER = {ckpt.VAL: ckpt.VAL_EMA, ckpt.VAL_EMA: ckpt.VAL}
+
 
 class DurableCheckpointIO(TorchCheckpointIO):
     """Write a file whole or not at all: beside its place, flushed to the disk, then renamed.
@@ -237,10 +239,20 @@ class BestCheckpoint(ModelCheckpoint):
         plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
+        self.other_score: float | None = None
+        """The same metric of the other weights at the best score: of the raw ones if the average chooses."""
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         is_finite = current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite()))
-        return is_finite and super().check_monitor_top_k(trainer, current)
+        is_best = is_finite and super().check_monitor_top_k(trainer, current)
+        if is_best:
+            weights, _, name = self.metric.partition("/")
+            other = trainer.callback_metrics.get(f"{OTHER.get(weights)}/{name}")
+            self.other_score = None if other is None else float(other)
+        return is_best
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"other_score": self.other_score}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if validation gives no such metric; one of training Lightning looks for itself, later."""
@@ -253,6 +265,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.other_score = state_dict.get("other_score")
         best = str(Path(str(self.dirpath), BEST))
         if state_dict["best_k_models"] and Path(best).exists():  # else it starts from another run's checkpoint
             moved = {"dirpath": self.dirpath, "best_model_path": best, "kth_best_model_path": best}

@@ -6,21 +6,20 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from cait.data import listing
 from cait.disk import check_inside
 from cait.errors import CONTROL, UserError, did_you_mean
 
-LOGS = Path(listing.LOGS)
+LOGS = Path("logs")
 """Where the runs are unless `trainer.default_root_dir` says otherwise."""
 # In the folder of a run.
-CONFIG = listing.CONFIG
+CONFIG = "config.yaml"
 METRICS = "metrics.csv"
-CHECKPOINTS = listing.CHECKPOINTS
+CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation.json"
 VALIDATION = "validation.csv"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
-LOCK, FINISHED = listing.LOCK, ".finished"
+LOCK, FINISHED = ".lock", ".finished"
 # In its folder of checkpoints.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

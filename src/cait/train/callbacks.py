@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 
 from cait import ckpt, seeds
 from cait.errors import UserError, one_line
+from cait.model import network
+
+NEAR = 0.95
+"""Share of the raw weights' accuracy that their moving average reaches unless it is far behind."""
 
 
 class StepSeed(Callback):
@@ -36,7 +41,8 @@ class EMA(Callback):
 
     timm's ModelEmaV3 averages all floating-point numbers that a checkpoint has of the network: running statistics of
     BatchNorm too, because those of the raw weights do not fit averaged ones. It starts from the initial weights, and is
-    kept and scored in float32 at least. Nothing is ever swapped: every other part sees the raw weights.
+    kept in float32 at least. Nothing is ever swapped: every other part sees the raw weights.
+    By default it chooses best.ckpt, and verbs then use it, see `cait.ckpt.uses_average`.
 
     Args:
         decay: share of the average that each step keeps; None turns the average off.
@@ -79,12 +85,12 @@ class EMA(Callback):
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
-        network, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
+        averaged, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
         # timm averages all tensors by one operation, which takes no mixture of sharded and other tensors.
-        is_mixed = len({type(value) for value in network.state_dict().values()}) > 1
+        is_mixed = len({type(value) for value in averaged.state_dict().values()}) > 1
         to_dtype = None if dtype == pl_module.dtype else dtype
-        self._averaging = ModelEmaV3(network, self.decay, dtype=to_dtype, foreach=not is_mixed)
-        self.average, self._dtype = self._averaging.module.requires_grad_(False), dtype
+        self._averaging = ModelEmaV3(averaged, self.decay, dtype=to_dtype, foreach=not is_mixed)
+        self.average = self._averaging.module.requires_grad_(False)
         if self._loaded:
             try:
                 self.average.load_state_dict(self._loaded)
@@ -106,12 +112,22 @@ class EMA(Callback):
         if self.average is not None:
             images, labels = batch
             with torch.no_grad(), trainer.precision_plugin.forward_context():
-                self.logits = self.average(images.to(self._dtype))
+                self.logits = network.logits_of(self.average, images)
                 self.metrics.update(self.logits, labels)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
-            pl_module.log_dict(self.metrics.compute("val_ema"))
+            pl_module.log_dict(self.metrics.compute(ckpt.VAL_EMA))
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Say so if the average is far behind: its decay is too large for so few steps."""
+        name, scored = pl_module.task.metric, trainer.callback_metrics
+        raw, average = (float(scored.get(f"{part}/{name}", math.nan)) for part in (ckpt.VAL, ckpt.VAL_EMA))
+        if self.decay is not None and average < NEAR * raw:
+            steps = f"decay {self.decay:g} averages {1 / (1 - self.decay):,.0f} steps, the run had {self._last_step:,}"
+            remedy = f"take a smaller --ema.decay, or the raw weights by --best_metric val/{name}"
+            figures = f"{average:.4g}, the raw weights {raw:.4g} of {name}"
+            rank_zero_info(f"warning: the moving average is far behind: it has {figures}; {steps}: {remedy}")
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from cait import plugins
+from cait import ckpt, plugins
 from cait.errors import UserError, kind_and_place
 from cait.references import locate, made
 from cait.train.losses import Loss, LossSettings
@@ -53,11 +54,9 @@ class Counts(Metric):
     def compute(self) -> tuple[Tensor, dict[str, Tensor]]:
         """(images, correct) of each class, [num_classes, 2], and the figures by name."""
         images, right = self.classes.sum(dim=0)
-        figures = {
-            "loss": self.loss / images,
-            "acc1": 100 * (right / images),
-            "acc5": 100 * (self.right_in_5 / images),
-        }
+        figures = {"loss": self.loss / images, "acc1": 100 * (right / images)}
+        if len(self.classes) >= 5:  # any answer is among the five of fewer
+            figures["acc5"] = 100 * (self.right_in_5 / images)
         return self.classes.clone(), figures
 
 
@@ -116,7 +115,7 @@ class EvalMetrics(nn.Module):
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
         for name, metric in self.own.items():
             with named_in_errors(f"metric {name}"):
-                values[f"{prefix}/{name}"] = _number(metric)
+                values[f"{prefix}/{name}"] = _number(metric) if self.per_class.any() else torch.tensor(torch.nan)
         for metric in [self.counter, *self._own]:
             with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
                 metric.reset()
@@ -147,8 +146,13 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
 
 
 def _number(metric: Metric) -> Tensor:
-    """The value [] of a metric, as a floating-point number."""
-    value = torch.as_tensor(metric.compute())
+    """The value [] of a metric, as a floating-point number; NaN if torchmetrics calls it meaningless."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*meaningless")  # as an AUROC of images of one class, which it gives as 0
+        try:
+            value = torch.as_tensor(metric.compute())
+        except UserWarning:
+            return torch.tensor(torch.nan)
     if value.numel() != 1:
         raise ValueError(f"it must compute one number, as with average='macro', not {value.numel()}")
     return value.reshape(()) if value.is_floating_point() else value.reshape(()).float()
@@ -192,6 +196,17 @@ def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
     return mode
 
 
+def metric_of_best(asked: str | None, usual: str, has_average: bool) -> str:
+    """The metric that chooses best.ckpt: as asked, or the `usual` one, of the moving average if there is one.
+
+    Raises UserError if one of an average is asked for, and there is none.
+    """
+    if asked is not None and asked.startswith(f"{ckpt.VAL_EMA}/") and not has_average:
+        raw = asked.replace(ckpt.VAL_EMA, ckpt.VAL, 1)
+        raise UserError(f"--best_metric {asked} is of a moving average: give --ema.decay, or --best_metric {raw}")
+    return asked or f"{ckpt.VAL_EMA if has_average else ckpt.VAL}/{usual}"
+
+
 Best = list[dict[str, Any]]
 """The classes of an image, the most probable first: {"class": name, "index": number, "probability": p}"""
 
@@ -199,6 +214,8 @@ Best = list[dict[str, Any]]
 class OneClass:
     """Each image has one class, and the probabilities of its classes add up to one."""
 
+    metric = "acc1"
+    """The metric of validation that chooses best.ckpt unless a setting says otherwise."""
     several = False
     """Whether an image may have any number of classes, with targets [B, num_classes] of 0 and 1."""
     metadata: ClassVar[dict[str, Any]] = {}

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cait.errors import UserError
-from cait.guards import configurations
-from cait.run.program import Program
 from cait.settings import check_at_least, group, values
 
 
@@ -45,15 +43,6 @@ class Annotations:
 GROUPS = {"data": "cait.extras.annotations:Annotations"}
 MULTI_LABEL = "multi_label"
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
-
-
-def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
-    """Choose the best checkpoint of a run with several labels an image by their mean average precision."""
-    given = dict(configurations.options(arguments))
-    if verb != "fit" or "best_metric" in given or "ckpt_path" in given:
-        return arguments
-    asked = given.get(f"data.{MULTI_LABEL}")
-    return [*arguments, "--best_metric=val/mAP"] if asked in ("true", "True") else arguments
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

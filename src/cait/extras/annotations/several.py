@@ -21,7 +21,7 @@ from cait.train.metrics import Best, EvalMetrics, OneClass
 class MultiLabel(OneClass):
     """Each class is a yes or no of its own; it is predicted above a probability of 0.5."""
 
-    several = True
+    metric, several = "mAP", True
     metadata: ClassVar[dict[str, Any]] = {"multi_label": True}
 
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:

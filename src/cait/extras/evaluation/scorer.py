@@ -150,6 +150,6 @@ class Evaluation(Scorer, Callback):
 
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""
-        if weak := weakest(result["raw"]["per_class"]):
+        if weak := weakest(result[self.scoring.chosen]["per_class"]):
             names = [f"{name} ({share:.1f} %)" for share, name in weak]
             print(f"weakest classes: {abbreviate(names, WEAKEST)}")

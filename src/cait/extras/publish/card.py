@@ -69,11 +69,10 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     from cait.extras import curves, plots, scores
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
-    about = scores.read(folder, checkpoint, program.command("eval", folder))
-    if given.ema and "ema" not in about:
+    about, content = scores.read(folder, checkpoint, program.command("eval", folder)), ckpt.read_checkpoint(checkpoint)
+    if (chosen := "ema" if ckpt.uses_average(content, given.ema) else "raw") not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    scored = about["raw" if given.ema is False or "ema" not in about else "ema"]
-    state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
+    scored, state = about[chosen], ckpt.data_state(content) or {}
     images = state.get("depends_on", {}).get("training pictures")
     repo = given.repo or f"OWNER/{folder.name}"
     card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))

@@ -15,6 +15,7 @@ from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, d
 from cait.extras.recipe.weights import Weights
 from cait.extras.words import duration
 from cait.model.config import VARIANTS
+from cait.train.metrics import metric_of_best
 
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
@@ -315,8 +316,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     every = max(count for count in range(1, most_apart + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
-    if recipe.trains_head_alone and recipe.solves_head:
-        recipe.note("length", "no epoch: the head is solved")
+    if recipe.trains_head_alone and recipe.solves_head:  # the run says that it trains no epoch
         return
     seconds = pace.seconds(min(epochs, fitting), folder.images, folder.val, epochs / every)
     part = recipe.held.get("trainer.max_steps")
@@ -337,9 +337,10 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     if folder.unevenness < UNEVEN or weighted:
         return
     how = recipe.take("data.balance", "sqrt" if folder.unevenness < RARE else "full")
+    has_average = recipe.held.get("ema.decay") is not None
     if per_class is True:
-        recipe.take("best_metric", "val/acc1_macro")
+        recipe.take("best_metric", metric_of_best(None, "acc1_macro", has_average))
     counts = folder.counts.values()
     sizes = f"classes have {min(counts):,} to {max(counts):,} images"
-    chosen = f"best.ckpt is chosen by {recipe.held.get('best_metric', 'val/acc1')}"
+    chosen = f"best.ckpt is chosen by {metric_of_best(recipe.held.get('best_metric'), 'acc1', has_average)}"
     recipe.note("balance", f"{sizes}: small ones are drawn more often ({how}), and {chosen}")

@@ -65,7 +65,7 @@ def beside_a_configuration(source: str) -> dict[str, Any]:
 
 
 def from_file_or_run(source: str, name: str | None = None) -> Weights:
-    """A run's weights, their moving average if it kept one, with the settings of its network and images; or a file's.
+    """A run's weights with the settings of its network and images; or a file's.
 
     Images are prepared for a file as timm prepares them for the network `name`, if one is given.
     """
@@ -88,8 +88,6 @@ def from_run(path: Path, folder: Path) -> Weights:
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     trust.check_code(rundir.config(folder), fields, folder)
     settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
-    if (config.get("ema") or {}).get("decay"):
-        settings["model.weights_ema"] = True
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

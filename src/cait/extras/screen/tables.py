@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cait import plugins
+from cait import ckpt, plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, console, printable, to_type
 from cait.extras.words import duration, network_name
@@ -63,9 +63,12 @@ class Banner(ModelSummary):
         if not trainer.is_global_zero:
             return
         title = f"training {self.run_dir.name}" if self.run_dir else "training"
-        show(self._rows(trainer, pl_module), title)
+        rows = self._rows(trainer, pl_module)
+        if trainer.should_stop:  # before the first step
+            del rows["length"]
+        show(rows, title)
         warmup, steps, _ = pl_module.schedule_length()
-        if warmup >= steps:
+        if warmup >= steps and not trainer.should_stop:
             given = f"--model.warmup_epochs {pl_module.schedule.warmup_epochs:g}"
             told = f"the warm-up takes {warmup:,} steps ({given}), the run has {steps:,}: the learning rate only rises"
             screen = console(highlight=False)
@@ -208,10 +211,13 @@ class RunSummary(Callback):
             rows = [("nothing to do", f"the run had ended at step {step:,}{longer}")]
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
-                score = float(callback.best_model_score)
-                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
-                shown = f"{score:.2f} %" if per_cent else f"{score:.4f}"
-                rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
+                weights, _, name = callback.metric.partition("/")
+                form = "{:.2f} %" if name in ("acc1", "acc5", "acc1_macro") else "{:.4f}"
+                shown = f"{callback.metric} {form.format(float(callback.best_model_score))}"
+                if callback.other_score is not None:
+                    shown += f" (the {'raw weights' if weights == ckpt.VAL_EMA else 'moving average'} "
+                    shown += f"{form.format(callback.other_score)})"
+                rows.append(("best", f"{shown}   {checkpoints / rundir.BEST}"))
         with suppress(UserError):  # a damaged file of an earlier part of the run
             for table in plugins.results(self.run_dir):
                 for what, *words, figure in table.rows:

@@ -52,10 +52,10 @@ class SearchSpace:
         self.name = Path(content.get("name", f"sweep-{path.stem}")).name
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
-        metric = {"best_metric": content["metric"]} if "metric" in content else {}
-        self.settings: Settings = flatten(content.get("settings", {})) | metric
+        settings = {"best_metric": "val/acc1"} | flatten(content.get("settings", {}))
+        self.settings: Settings = settings | ({"best_metric": content["metric"]} if "metric" in content else {})
         self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
-        self.metric: str = self.settings.get("best_metric", "val/acc1")
+        self.metric: str = self.settings["best_metric"]
         self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"
         self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
         self.grid = self._points() if content.get("sampler") in ("grid", {"name": "grid"}) else []

@@ -1,0 +1,77 @@
+"""One run, one number: every verb gives the same answers for the same images, to the image, and the same accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from answers import answers, chosen_by, figures
+from harness import SMALL, call, slow
+from PIL import Image
+from sklearn.datasets import load_digits
+
+QUICK = ("predict", "load", "eval", "page", "card")
+"""The verbs that need no export to ONNX, which takes seconds."""
+
+
+def save(pixels: np.ndarray, path: Path, kind: int) -> None:
+    """A digit in one of the modes that files have, with other colours below what is transparent."""
+    grey = Image.fromarray(np.kron(pixels * 255 / 16, np.ones((3, 3))).round().astype(np.uint8))
+    if kind == 0:
+        Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(path)  # 16 bits
+    elif kind == 1:
+        hidden = np.dstack([np.asarray(grey)] * 3 + [np.asarray(grey)]).copy()
+        hidden[..., :3] = (40, 200, 90)
+        Image.fromarray(hidden, "RGBA").save(path)
+    elif kind == 2:
+        Image.merge("LA", (grey.point(lambda value: 255 - value), grey)).save(path)
+    elif kind == 3:
+        grey.convert("P").save(path, transparency=0)
+    elif kind == 4:
+        grey.convert("RGB").convert("CMYK").save(path.with_suffix(".jpg"))
+    else:
+        grey.save(path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four classes of digits in files of all kinds, one of them broken."""
+    place, digits = tmp_path_factory.mktemp("number"), load_digits()
+    for index, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if label < 4 and index < 400:
+            folder = place / "images" / ("val" if index < 80 else "train") / "abcd"[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            save(pixels, folder / f"{index}.png", index % 6)
+    (place / "images/val/a/broken.png").write_bytes(b"no image")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("decay", "precision", "metric", "verbs"),
+    [
+        (".5", "bf16-true", None, QUICK),
+        (".9999", "32", None, QUICK),
+        (".9999", "bf16-mixed", "val/acc1", QUICK),
+        *slow(("null", "bf16-mixed", None, None), (".5", "bf16-mixed", None, None)),
+    ],
+)
+def test_every_verb_answers_alike(
+    decay: str, precision: str, metric: str | None, verbs: tuple[str, ...] | None, place: Path
+) -> None:
+    name = f"ema{decay}-{precision}-{metric}".replace("/", "-")
+    settings = ["--data.root=images", "--data.num_workers=0", "--data.batch_size=16", "--data.eval_batch_size=13"]
+    settings += ["--trainer.max_epochs=3", "--model.lr=0.01", "--model.warmup_epochs=0", f"--ema.decay={decay}"]
+    settings += [f"--trainer.precision={precision}", f"--run_name={name}", *[f"--best_metric={metric}"] * bool(metric)]
+    done = call(place, "fit", *SMALL, *settings)
+    assert done.returncode == 0, done.stderr
+    run = place / "logs" / name
+    found = answers(run, only=verbs)
+    assert chosen_by(run)[0] == ("val" if decay == "null" or metric else "val_ema")
+    assert ("far behind" in done.stdout + done.stderr) == (decay == ".9999")
+    reference = found["load"]
+    for verb, of_verb in found.items():
+        assert of_verb == reference, verb
+    given = figures(run, done.stdout, found)
+    assert {"summary", "metrics.csv", "evaluation.json", "card's table", "page's line"} <= {*given}
+    assert max(given.values()) - min(given.values()) < 0.006, given
