@@ -1,18 +1,19 @@
 """Kill or stop a run at random moments, resume it each time, and compare its end with that of a run left alone.
 
-    python benchmarks/torture.py --kills 50 [--processes 2] [--accelerator gpu] [--seed 0] [--out benchmarks/torture.md]
+    python benchmarks/torture.py --kills 50 [--processes 4] [--accelerator gpu] [--seed 0] [--out benchmarks/torture.md]
 
 Other options, such as `--data.num_workers 0`, are settings of the killed runs; the run left alone does not have them.
 
 The run is the digits configuration, shorter, with loader workers, Mixup and CutMix, stochastic
 depth, a moving average, accumulated gradients and a checkpoint every few steps. A kill is SIGKILL,
 to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
-as a checkpoint is being written. Every other interruption is no kill: a callback ends training at a
-random batch by `trainer.should_stop`, in one of three hooks, or raises an error. A run that ends before
-its interruption is compared, and another begun. Compared are weights, moving average, optimiser,
-schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last bit; of
-a run that was stopped, and so validated once more, all but the validations. On GPUs the runs are made
-with --trainer.deterministic true.
+as a checkpoint is being written. Every other interruption is a stop at a random batch, in one of three
+hooks: all processes get SIGTERM, or a callback sets `trainer.should_stop` or raises an error. A run that
+ends before its interruption is compared, and another begun. Several processes train a smaller network
+for fewer steps, without loader processes, because they may outnumber the cores. Compared are weights,
+moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last
+bit; of a run that `should_stop` ended, and so validated once more, all but the validations. On GPUs the
+runs are made with --trainer.deterministic true.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ RECIPE = [
 ]
 HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_validation_end")
 STOP = "TORTURE_STOP"
-"""The environment's variable that tells `Stop` where to stop, as "on_train_batch_end 37 stop" or "... raise"."""
+"""The environment's variable that tells `Stop` where and how to stop, as "on_train_batch_end 37 stop"."""
+WAYS = ("SIGTERM", "SIGTERM", "stop", "raise")
 
 
 class Stop(Callback):
-    """End training in a hook once so many batches are done, by `should_stop` or an error."""
+    """End training in a hook once so many batches are done, in one of `WAYS`."""
 
     def __init__(self) -> None:
         if STOP in os.environ:
@@ -67,7 +69,10 @@ class Stop(Callback):
         if done >= int(self.batches) and not trainer.sanity_checking:
             if self.how == "raise":
                 raise RuntimeError("as a callback of your own may")
-            trainer.should_stop = True
+            trainer.should_stop |= self.how == "stop"
+            if self.how == "SIGTERM" and trainer.is_global_zero:
+                os.killpg(os.getpgrp(), signal.SIGTERM)
+                self.how = "stopping"
 
 
 class Job:
@@ -102,8 +107,7 @@ class Job:
 
 def start(folder: Path, name: str, recipe: list[str], stop: str = "") -> Job:
     """Resume the run where it can be, else begin it."""
-    checkpoints = folder / "logs" / name / "checkpoints"
-    if any((checkpoints / file).exists() for file in ("last.ckpt", "previous.ckpt")):
+    if any((folder / "logs" / name / "checkpoints").glob("*.ckpt")):
         return Job(folder, ["resume", name], stop)
     return Job(folder, ["fit", *recipe, f"--run_name={name}"], stop)
 
@@ -179,7 +183,9 @@ def main() -> None:
     draw = random.Random(options.seed)
     recipe = [*RECIPE, f"--trainer.accelerator={options.accelerator}", f"--trainer.devices={options.processes}"]
     if options.processes > 1:
-        recipe += ["--trainer.strategy=ddp", "--data.batch_size=16"]
+        recipe += ["--trainer.strategy=ddp", f"--data.batch_size={8 * options.processes}", "--data.num_workers=0"]
+        recipe += ["--model.fields.depth=2", "--model.fields.embed_dim=32"]
+        recipe += ["--trainer.limit_train_batches=24", "--trainer.limit_val_batches=8"]
     if options.accelerator == "gpu":
         recipe += ["--trainer.deterministic=true"]
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -196,7 +202,7 @@ def main() -> None:
         while True:
             stop = ""
             if kills + stops < options.kills and stops < kills:
-                way = draw.choice(("stop", "stop", "stop", "raise"))
+                way = draw.choice(WAYS)
                 begun = min(2 * steps_done(run), batches - 1)  # it may have been killed at its end
                 stop = f"{draw.choice(HOOKS)} {draw.randrange(begun, batches)} {way}"
             job = start(folder, name, [*recipe, *settings], stop)

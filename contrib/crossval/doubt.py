@@ -10,6 +10,7 @@ import numpy as np
 
 from cait import disk
 from cait.cli import loading
+from cait.data.listing import below
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -36,15 +37,14 @@ def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
     device = loading.device()
     data, network, task = loaded.data, loaded.network.to(device), loaded.task
-    samples, start = data.source.val, len(str(data.root)) + 1
-    data.predict_samples = samples
+    samples = data.predict_samples = data.source.val
     found, read = list[Any](), list[Any]()
     with torch.inference_mode():
         for images, known in data.predict_dataloader():
             found.append(task.probabilities(network(images.to(device))).cpu())
             read.append(known >= 0)
     kept = torch.cat(read).nonzero().flatten().tolist()
-    paths = [samples.name(index)[start:] for index in kept]
+    paths = [below(data.root, samples.name(index)) for index in kept]
     labels = [samples[index][1] for index in kept]
     return data, (paths, labels, torch.cat(found)[kept].numpy())
 

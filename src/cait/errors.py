@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import os
 import re
 import sys
@@ -89,6 +90,13 @@ def tell(line: str) -> None:
     """Say something on the side: what a verb prints may be read by a program."""
     with suppress(OSError, ValueError):  # the terminal or the reader has gone
         print(printable(line), file=sys.stderr, flush=True)
+
+
+@functools.cache
+def tell_once(line: str) -> None:
+    """`tell` it in one process of a run, and not again where the same images are divided a second time."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        tell(line)
 
 
 def console(**settings: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 import three
 import torch
 import torch.distributed as dist
-from harness import LIMIT, Cait, checkpoint, ended, environment, link_digits, script, start
+from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, link_digits, script, start
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
@@ -240,6 +240,32 @@ def error_of(job: subprocess.Popen[str]) -> str:
     shortest = min(lines, key=len)
     assert all(line.endswith(shortest) for line in lines), lines
     return max(lines, key=len)
+
+
+@pytest.mark.slow
+def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait: Cait, tmp_path: Path) -> None:
+    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one"]
+    done = cait("fit", *recipe, command=torchrun("--standalone"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 1/1") == 1
+    assert "64 = 2 processes × 32 images" in done.stdout
+    resumed = cait("resume", "one", "--trainer.max_epochs=2")  # without torchrun: Lightning starts both
+    assert resumed.returncode == 0, resumed.stderr
+    assert checkpoint(tmp_path / "logs/one")["global_step"] == 44
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(), torchrun("--standalone")])
+def test_an_error_in_one_process_ends_all_with_a_line(command: tuple[str, ...], cait: Cait) -> None:
+    happens = ["--trainer.callbacks+=recorder.Misfortune", "--trainer.callbacks.step=5"]
+    happens += ["--trainer.callbacks.what=an error in one process"]
+    failed = cait("fit", *SMALL, *TWO, *happens, "--run_name=cut", command=command)
+    lines = sorted(line for line in failed.stderr.splitlines() if line.startswith("cait: error: "))
+    assert failed.returncode == (1 if command else 2)
+    assert "cait/cli" not in failed.stderr  # no traceback of ours; torchrun shows its own
+    says = ("as of an image that only this process meets", "another process of the run has ended, and says why")
+    assert len(lines) == 2
+    assert all(line.endswith(f"{say}; to continue: cait resume cut") for line, say in zip(lines, says, strict=True))
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards import configurations, refusals
 from cait.run.loggers import run_loggers
+from cait.run.program import Processes
 
 
 def train(root: Path, accumulated: int, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +62,44 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        refusals.check_processes(trainer(num_nodes=2, devices=1, strategy="ddp"))
+        refusals.check_processes(trainer(num_nodes=2, devices=1, strategy="ddp"), 1)
+
+
+def launched(launcher: str, processes: int, nodes: int) -> dict[str, str]:
+    """The variables of the last process that a launcher starts."""
+    last, each = str(processes - 1), processes // nodes
+    if launcher == "torchrun":
+        own = dict(RANK=last, LOCAL_RANK=str(each - 1), GROUP_RANK=str(nodes - 1), LOCAL_WORLD_SIZE=str(each))
+        own |= dict(WORLD_SIZE=str(processes), GROUP_WORLD_SIZE=str(nodes), MASTER_ADDR="node1", MASTER_PORT="1")
+        return own | dict(TORCHELASTIC_RUN_ID="7")
+    own = dict(NTASKS=str(processes), NTASKS_PER_NODE=str(each), NNODES=str(nodes), JOB_ID="7", JOB_NAME="train")
+    own |= dict(PROCID=last, LOCALID=str(each - 1), NODEID=str(nodes - 1), NODELIST="node1")
+    return {f"SLURM_{name}": value for name, value in own.items()}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "SLURM"])
+@pytest.mark.parametrize("processes", [1, 2, 6])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("asked", ["1", 1, "auto", 3])
+def test_a_launchers_processes_train_one_run_or_are_refused(
+    launcher: str, processes: int, nodes: int, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never as many runs as there are processes, whatever the recipe asks for."""
+    for name, value in launched(launcher, processes, nodes := min(nodes, processes)).items():
+        monkeypatch.setenv(name, value)
+    given = dict(devices=asked, num_nodes=1)
+    started = Processes()
+    started.follow_launcher(given)
+    if processes > 1 and asked != 3:
+        assert given == dict(devices=processes // nodes, num_nodes=nodes)
+    fit = trainer(strategy="auto", **given)
+    if fit.num_devices * fit.num_nodes == processes:
+        refusals.check_processes(fit, started.started())
+        assert (fit.world_size, fit.global_rank) == (processes, processes - 1)
+    else:
+        assert asked == 3
+        with pytest.raises(UserError, match=f"make {3 * fit.num_nodes} processes, .* has started {processes}"):
+            refusals.check_processes(fit, started.started())
 
 
 def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(

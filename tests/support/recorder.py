@@ -14,6 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from cait.errors import UserError
+
 
 class Recorder(Callback):
     """One JSON line a batch and process in `<folder>/<rank>.jsonl`: step, digest of each picture, loss.
@@ -77,6 +79,8 @@ class Misfortune(Callback):
         done.touch()
         if self.what == "a loader process is killed":
             multiprocessing.active_children()[0].kill()
+        elif self.what == "an error in one process" and trainer.global_rank == 1:
+            raise UserError("as of an image that only this process meets")
         elif self.what == "the images are gone":
             Path("data/digits").rename("data/gone")
 

@@ -82,7 +82,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         with trust.only_own(trusted):
-            settings = [*_settings_of(folder, program.processes.several()), *given]
+            settings = [*_settings_of(folder), *given]
     from cait.cli.lightning import CaiTCLI
 
     class ScoringCLI(CaiTCLI):
@@ -93,10 +93,10 @@ def evaluate(arguments: list[str], program: Program) -> None:
         ScoringCLI(["validate", *settings], program, trust.own_settings(settings))
 
 
-def _settings_of(folder: Path, launched: bool) -> list[str]:
+def _settings_of(folder: Path) -> list[str]:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
-    This machine says how many processes start, and not the run, unless a launcher has started them already.
+    This machine or the launcher says how many processes start, and not the run.
     """
     checkpoint = rundir.best_checkpoint(folder, "score")
     settings = [
@@ -105,9 +105,9 @@ def _settings_of(folder: Path, launched: bool) -> list[str]:
         "--trainer.overfit_batches=0",
         f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
+        "--trainer.devices=auto",
+        "--trainer.num_nodes=1",
     ]
-    if not launched:
-        settings += ["--trainer.devices=auto", "--trainer.num_nodes=1"]
     if (folder / rundir.VALIDATION).is_file():
         settings.append("--data.val_list=null")  # `Scoring` reads that of the run, if the images are the run's
     return settings

@@ -159,6 +159,7 @@ class CaiTCLI(LightningCLI):
         except ArgumentError as error:
             verb = VERBS[self.arguments[0]]
             raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
+        self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
             refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
@@ -250,8 +251,8 @@ class CaiTCLI(LightningCLI):
             kwargs["plugins"].append(cluster)
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
+        refusals.check_processes(trainer, self.processes.started())
         if self.subcommand == "fit":
-            refusals.check_processes(trainer)
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             refusals.check_rates(self.model.schedule, images)
@@ -298,6 +299,8 @@ class CaiTCLI(LightningCLI):
             callbacks.append(SaveConfig(self._parser("fit"), config))
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
+            if continued:
+                self._keep_held_out()
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is not False:
@@ -313,6 +316,16 @@ class CaiTCLI(LightningCLI):
             callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
+
+    def _keep_held_out(self) -> None:
+        """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
+        before = self.own_settings.get(rundir.config(self.run_dir), {}).get("data") or {}
+        for name in getattr(self.datamodule.source, "divided_by", ()):
+            was, now = before.get(name), self.config.fit.data.get(name)
+            if name in before and was != now and self.datamodule.validation_path.is_file():
+                kept = f"the run validates on the images of {self.datamodule.validation_path}"
+                raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
+        self.datamodule.keep_held_out()
 
 
 def _code_version() -> str:

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
+from cait.data.listing import below
 from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
@@ -81,7 +82,7 @@ class ImageNetDataModule(LightningDataModule):
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
-        """CSV file of the images that the run holds out, if it does; likewise in the run's folder."""
+        """CSV file to write of the images that the run holds out, if it does; likewise in the run's folder."""
         self._own_epoch = -1
 
     # What a subclass may override
@@ -234,14 +235,22 @@ class ImageNetDataModule(LightningDataModule):
         settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
+    def keep_held_out(self) -> None:
+        """Validate on the images that the run has held out so far, even if its folder has grown since."""
+        held_out, source = self.validation_path, self.source
+        if held_out and held_out.is_file() and isinstance(source, FolderSource):
+            paths = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
+            if paths != {below(self.root, path) for path, _ in source.val}:  # else the order of the others stays too
+                source.validate_on(held_out)
+            self.validation_path = None
+
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
         source = self.source
         if self.validation_path is None or self.rank_and_world()[0] > 0:
             return
         if isinstance(source, FolderSource) and source.holds_out:
-            start, names = len(str(self.root)) + 1, self.label_names
-            rows = [(path[start:], names[label]) for path, label in source.val]
+            rows = [(below(self.root, path), self.label_names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
 
     def val_dataloader(self) -> Loader:
@@ -371,24 +380,26 @@ class ImageNetDataModule(LightningDataModule):
         """
         saved, present = state_dict["class_names"], self.class_names
         if saved != present:
-            odd = abbreviate(sorted(set(saved) ^ set(present)))
+            odd = abbreviate(sorted(set(saved) ^ set(present))) or "their order is another"
             raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
-        if not self.check_resume or self.trainer is None or not self.trainer.training:
+        if self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
             saved = state_dict["depends_on"].get(name, value)
             if name == "pixels by" and saved != value == "timm" and self.loading.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:
-                changed = f"{name} was {saved}, is {value}; to continue anyway add --data.check_resume false"
-                raise UserError(f"the checkpoint is of a run with other data or settings: {changed}")
+                changed = f"with other data or settings: {name} was {saved}, is {value}"
+                if self.check_resume:
+                    to_continue = "to continue anyway add --data.check_resume false"
+                    raise UserError(f"the checkpoint is of a run {changed}; {to_continue}")
+                rank_zero_info(f"the run goes on {changed}")
 
     def _digest(self, samples: Samples) -> str:
         """Digest of images' names below `root`; it takes a second for ImageNet."""
-        start = len(str(self.root)) + 1
         digest = hashlib.sha256(getattr(self.source, "digest", b""))
         for index in range(len(samples)):
-            digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
+            digest.update(f"{below(self.root, samples.name(index))}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
 
     @cached_property

@@ -6,19 +6,21 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from cait import disk
-from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images
-from cait.errors import UserError, printable, tell, to_install
+from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images, same_bytes
+from cait.errors import UserError, printable, tell, tell_once, to_install
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
 """Usual names of the two folders of a split; the first that exists is taken."""
+COMPARED = 50_000
+"""Images that are compared at the start of a run that holds out some: a second or two on a local disk."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class FolderSource:
     Args:
         write: writes or unpacks the folders in `prepare`; any number of processes may call it.
     """
+
+    divided_by: tuple[str, ...] = ("val_fraction", "val_list")
+    """The settings that say what is held out; a run that goes on has held it out already."""
 
     def __init__(self, splits: Splits, write: Callable[[], None] | None = None) -> None:
         self.root, self.splits, self.write = Path(splits.root), splits, write
@@ -98,6 +103,11 @@ class FolderSource:
         return train, val
 
     @property
+    def groups(self) -> Mapping[str, str]:
+        """The group of an image by its path: images of one group are not divided. There are none in class folders."""
+        return {}
+
+    @property
     def holds_out(self) -> bool:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
@@ -121,6 +131,11 @@ class FolderSource:
             raise UserError(f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it")
         return names
 
+    def all_images(self) -> Files:
+        """The images of the class folders, or of both folders, those to train on first."""
+        self.validate_on(None)
+        return self.train if self.holds_out else Files([*self.train, *self.val])
+
     @property
     def train(self) -> Files:
         return self.sets[0]
@@ -141,9 +156,10 @@ class FolderSource:
             words = {*re.split("[^a-z]+", " ".join(names).lower())}
             if words & {*TRAIN_NAMES} and words & {*VAL_NAMES}:  # as in seg_train and seg_test
                 tell(f"{train}: {abbreviate(names)} are taken for classes; see --data.train_split and --data.val_split")
-            return hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
+            learned, held = hold_listed(images, self.root, val_list) if val_list else hold_out(images, fraction)
+            return self.without_held_out(learned, held), held
         if val_list:
-            raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
+            raise UserError(f"{val_list} names images to hold out, and {self.root} has validation images in {val}")
         of_train, of_val = class_folders(train), class_folders(val)
         if [*of_val] != names:
             odd = sorted(of_val.keys() ^ names)
@@ -153,6 +169,39 @@ class FolderSource:
         if not real.isdisjoint(os.path.realpath(val / name) for name in of_val.values()):
             tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
+
+    def without_held_out(self, train: Files, held: Files) -> Files:
+        """The training images without those that have the group or the bytes of one that is held out.
+
+        Lines say how many those are. Copies stay if a class has no others, and are not looked for among more than
+        `COMPARED` images. Raises UserError if no training images are left of a class.
+        """
+        of, paths = self.groups.get, [path for files in (train, held) for path, _ in files]
+        taken = {of(path) for path in paths[len(train) :]} - {None}
+        of_group = {place for place in range(len(train)) if of(paths[place]) in taken}
+        copies = set[int]()
+        if len(paths) <= COMPARED:
+            shared = (same for same in same_bytes(paths) if same[-1] >= len(train))
+            copies = {place for same in shared for place in same if place < len(train)} - of_group
+        else:
+            tell_once(f"{self.root}: the bytes of {len(paths):,} images are not compared; `cait check` does it")
+        others = self.names_of(label for place, label in enumerate(train.labels) if place not in of_group | copies)
+        kept = {place for place in copies if not self.names_of([train.labels[place]]) <= others}
+        learned = Files(sample for place, sample in enumerate(train) if place not in of_group | (copies - kept))
+        if lacking := sorted({*self.class_names} - self.names_of(learned.labels)):
+            raise UserError(f"no training images are left of the class {abbreviate(lacking)}; change what is held out")
+        for places, what in (
+            (of_group, "are left out, because their group validates"),
+            (copies - kept, "are left out, because a validation image has the same bytes"),
+            (kept, "are copies of validation images; their class has no others"),
+        ):
+            if places:
+                tell_once(f"{self.root}: {len(places):,} of {len(train):,} training images {what}")
+        return learned
+
+    def names_of(self, labels: Iterable[int]) -> set[str]:
+        """The classes of these labels."""
+        return {self.class_names[label] for label in {*labels}}
 
     def _listed(self, folder: Path, names: list[str]) -> Files:
         files = list_classes(folder, names)
@@ -179,18 +228,23 @@ def _is_class(folder: Path) -> bool:
 
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
-    """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
-    option = f"--data.val_list {val_list}"
-    below = (os.path.relpath(root / row["path"], root) for _, row in disk.read_csv(val_list, option) if row["path"])
-    listed = {composed(os.path.join(root, name)) for name in below}
-    held = Files(sample for sample in images if composed(sample[0]) in listed)
-    if missing := sorted(listed - {composed(path) for path, _ in held}):
+    """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file.
+
+    Raises:
+        UserError: the file cannot be read, names no image, or one that is not among `images`.
+    """
+    rows = disk.read_csv(val_list, str(val_list))
+    relative = (os.path.relpath(root / row["path"], root) for _, row in rows if row["path"])
+    listed = {composed(os.path.join(root, name)) for name in relative}
+    parts: tuple[list[tuple[str, int]], list[tuple[str, int]]] = [], []
+    for sample in images:
+        parts[composed(sample[0]) in listed].append(sample)
+    if missing := sorted(listed - {composed(path) for path, _ in parts[1]}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
-        raise UserError(f"{option} {problem}; put them back, or take their lines out of the file")
-    train = Files(sample for sample in images if composed(sample[0]) not in listed)
-    if set(train.labels) != set(images.labels) or not len(held):
-        raise UserError(f"{option} leaves a class without training images, or nothing held out")
-    return train, held
+        raise UserError(f"{val_list} {problem}; put them back, or take their lines out of the file")
+    if not listed:
+        raise UserError(f"{val_list} names no images to hold out")
+    return Files(parts[0]), Files(parts[1])
 
 
 def scan_flat(root: Path) -> Files:

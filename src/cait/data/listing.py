@@ -1,15 +1,21 @@
-"""The image files of class folders."""
+"""The image files of class folders: what below a root is data, and which files have the same bytes."""
 
 from __future__ import annotations
 
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from cait import disk
 from cait.errors import UserError
 
 HEIF = (".heic", ".heif")
@@ -26,6 +32,12 @@ HIDDEN = (".", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "Sy
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""
+LOGS, LOCK, CONFIG, CHECKPOINTS = "logs", ".lock", "config.yaml", "checkpoints"
+"""The folder of runs, and what lies in the folder of a run; see `cait.run.rundir`."""
+FEW = 16
+"""Images that may lie beside runs: a folder of more is one of images."""
+PART = 1 << 12
+"""Bytes in the middle of a file that are compared before the whole."""
 
 
 class Files:
@@ -65,6 +77,11 @@ class Files:
 
     def name(self, index: int) -> str:
         return self._folder + os.fsdecode(self.paths[self.ends[index] : self.ends[index + 1]])
+
+
+def below(root: str | Path, path: str) -> str:
+    """The part of a path below `root`, as tables and digests have it."""
+    return path.removeprefix(os.path.join(root, ""))
 
 
 def list_images(folder: Path, names: Sequence[str]) -> Files:
@@ -120,6 +137,8 @@ def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
 def entries(folder: str | Path) -> tuple[list[str], list[str]]:
     """The sorted names of the folders in a folder, links to folders among them, and of all else that is not hidden.
 
+    What runs have written is no data either: folders of runs are left out.
+
     Raises:
         UserError: the folder cannot be listed.
     """
@@ -128,7 +147,7 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    folders = sorted(name for name in folders if not name.startswith(HIDDEN))
+    folders = sorted(name for name in folders if not (name.startswith(HIDDEN) or _of_runs(os.path.join(folder, name))))
     others = sorted(name for name in others if not name.startswith(HIDDEN))
     return folders, others
 
@@ -136,3 +155,73 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
 def is_image(name: str) -> bool:
     """Whether a file of this name is listed as an image."""
     return name.lower().endswith(EXTENSIONS)
+
+
+def _of_runs(folder: str) -> bool:
+    """Whether a folder is a run's, or one of runs. A class may have the name of one: it has images."""
+    if _is_run(folder):
+        return True
+    is_logs = os.path.basename(folder) == LOGS and os.path.realpath(folder) == os.path.realpath(LOGS)
+    images, inner, has_runs = 0, list[str](), False
+    with suppress(OSError):
+        if os.stat(folder).st_nlink == 2 and not is_logs:  # no folder in it; btrfs counts otherwise
+            return False
+        with os.scandir(folder) as found:
+            for entry in found:
+                if is_image(entry.name):
+                    images += 1
+                    if images > FEW:
+                        return False
+                elif entry.is_dir():
+                    has_runs = has_runs or _is_run(entry.path)
+                    inner += [] if entry.is_symlink() else [entry.path]
+    return has_runs or (not images and (is_logs or (bool(inner) and all(map(_of_runs, inner)))))
+
+
+def _is_run(folder: str) -> bool:
+    has_lock, *has_both = (os.path.exists(os.path.join(folder, name)) for name in (LOCK, CONFIG, CHECKPOINTS))
+    return has_lock or all(has_both)
+
+
+def same_bytes(paths: Sequence[str], shown: Callable[[Any, str], Iterable[int]] = lambda all_, _: all_) -> list[Any]:
+    """The places of files that have the same bytes, two or more at a time, each time in order.
+
+    Only a file whose size another has is opened, and only one whose middle another has too is read whole. Of each file
+    some numbers are kept. A file that cannot be read has no like.
+
+    Args:
+        shown: gives back the places that it gets, and shows how far they are under the title that it gets.
+    """
+    places, group = np.arange(len(paths)), np.zeros(len(paths), np.int64)
+    for title, look in (("sizes", _size), ("parts", _digest_of_middle), ("contents", _digest)):
+        found = np.fromiter((look(paths[place]) for place in shown(places, title)), np.int64, len(places))
+        order = np.lexsort((places, found, group))
+        places, found, group = places[order], found[order], group[order]
+        number = np.cumsum((np.diff(group, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0))
+        kept = (np.bincount(number)[number] > 1) & (found >= 0)
+        places, group = places[kept], number[kept]
+    return np.split(places, np.flatnonzero(np.diff(group)) + 1) if len(places) else []
+
+
+def _size(path: str) -> int:
+    with suppress(OSError):
+        return os.path.getsize(path)
+    return -1
+
+
+def _digest_of_middle(path: str) -> int:
+    return _digest(path, PART)  # files that are not compressed often begin alike
+
+
+def _digest(path: str, part: int | None = None) -> int:
+    """63 bits that differ with the bytes of a file, or of a part in its middle; -1 if it cannot be read."""
+    digest = blake2b(digest_size=8)
+    with suppress(OSError, UserError), disk.open_file(path) as file:
+        if part is not None:
+            file.seek(max(0, (os.fstat(file.fileno()).st_size - part) // 2))
+            digest.update(file.read(part))
+        else:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return int.from_bytes(digest.digest()) >> 1
+    return -1

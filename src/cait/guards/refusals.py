@@ -178,12 +178,15 @@ def check_strategy(trainer: Trainer, given: Any) -> None:
         raise UserError(f"--trainer.strategy: runs save and resume with ddp or one device, not {name}")
 
 
-def check_processes(trainer: Trainer) -> None:
-    """Refuse a run that lacks processes: it would wait for them, or train on fewer than the user asked for."""
+def check_processes(trainer: Trainer, started: int) -> None:
+    """Refuse a run that does not have the processes that the user asked for, where a launcher has `started` so many."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
+    if started > 1 and started != asked:
+        are = f"{asked} processes, the launcher has started {started}"
+        raise UserError(f"--trainer.devices and num_nodes make {are}: give both as 1, and the launcher's number holds")
     if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
         are = f"{asked} processes, SLURM has started {trainer.world_size}"
         raise UserError(f"--trainer.devices and num_nodes make {are}: take srun, or without it unset SLURM_NTASKS")

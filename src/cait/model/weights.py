@@ -22,6 +22,7 @@ StateDict = dict[str, Tensor]
 
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
+HEAD_ANEW = "the head starts anew"
 
 
 def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, list[str]]:
@@ -72,7 +73,7 @@ def load_weights(
     - Positions of another resolution are resized, in networks of timm by timm.
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
-      a checkpoint of our runs whose classes are not `own_classes`.
+      a checkpoint of our runs whose classes are not `own_classes`; if only their order is another, its rows follow.
 
     Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
     network it names that one, if the file does.
@@ -80,7 +81,9 @@ def load_weights(
     state, saved_classes = read_weights(path, ema)
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
-            state.pop(key, None)
+            rows = state.pop(key, None)
+            if rows is not None and {*saved_classes} == {*own_classes}:
+                state[key] = rows[[saved_classes.index(name) for name in own_classes]]
     try:
         return _load(model, state, str(path))
     except UserError as error:
@@ -172,7 +175,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     try:
         notes = _fit(model, state)
         if any(key not in state or len(state[key]) != len(weights[key]) for key in heads):
-            notes.append("the head starts anew")
+            notes.append(HEAD_ANEW)
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
             is_of_colours = state[key].ndim == 4 and state[key].shape[1] == 3

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cait.errors import UserError, one_line, to_type
 from cait.run import rundir
@@ -62,10 +62,25 @@ class Processes:
         except RuntimeError as error:
             raise UserError(one_line(error)) from error
 
+    def started(self) -> int:
+        """How many processes torchrun or SLURM has started, on all nodes; 1 if neither did."""
+        cluster = self.cluster()
+        return cluster.world_size() if cluster is not None else 1
+
     def several(self) -> bool:
         """Whether torchrun or SLURM started more than this one process."""
-        cluster = self.cluster()
-        return cluster is not None and cluster.world_size() > 1
+        return self.started() > 1
+
+    def follow_launcher(self, trainer: Any) -> None:
+        """Take the number of processes from torchrun or SLURM, where the Trainer's settings ask for one or for "auto".
+
+        A recipe for one device would train as many times, in one folder.
+        """
+        if self.several():
+            nodes = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1)
+            for name, number in (("devices", self.started() // nodes), ("num_nodes", nodes)):
+                if str(trainer[name]) in ("1", "auto"):
+                    trainer[name] = number
 
     def agree(self, word: str = "") -> list[str]:
         """What each process tells the others, by rank. All call it equally often, and each waits for all."""

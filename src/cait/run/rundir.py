@@ -6,20 +6,21 @@ import contextlib
 import itertools
 from pathlib import Path
 
+from cait.data import listing
 from cait.disk import check_inside
 from cait.errors import CONTROL, UserError, did_you_mean
 
-LOGS = Path("logs")
+LOGS = Path(listing.LOGS)
 """Where the runs are unless `trainer.default_root_dir` says otherwise."""
 # In the folder of a run.
-CONFIG = "config.yaml"
+CONFIG = listing.CONFIG
 METRICS = "metrics.csv"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS = listing.CHECKPOINTS
 EVALUATION = "evaluation.json"
 VALIDATION = "validation.csv"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
-LOCK, FINISHED = ".lock", ".finished"
+LOCK, FINISHED = listing.LOCK, ".finished"
 # In its folder of checkpoints.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

@@ -174,17 +174,24 @@ class CaiTModule(LightningModule):
                 raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
-            teacher = load_teacher(self.distillation, self.architecture, (self.hparams["mean"], self.hparams["std"]))
+            normalization = (self.hparams["mean"], self.hparams["std"])
+            teacher = load_teacher(self.distillation, self.architecture, normalization, self._classes_of_data())
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
     def _load_initial_weights(self) -> None:
-        own_classes = None
-        if self.initial_weights.weights is not None:
-            with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
-                own_classes = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        own_classes = None if self.initial_weights.weights is None else self._classes_of_data()
         if notes := self.initial_weights.load(self.model, self.name, own_classes):
+            from cait.model.weights import HEAD_ANEW
+
+            if HEAD_ANEW in notes and self.trainer.state.fn != "fit":
+                raise UserError(f"{notes[0]} has no head for the classes of {self.trainer.datamodule.root}")  # type: ignore[attr-defined]
             rank_zero_info("weights from " + "; ".join(notes))
+
+    def _classes_of_data(self) -> list[str] | None:
+        with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
+            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        return None
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import ckpt, disk, references, signature
+from cait.data.folder import abbreviate
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM
@@ -30,15 +31,23 @@ class Teacher(nn.Module):
         own: of the images that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
         students: of the images that it judges. A network for RGB sees grey images in all three channels.
+        order: where the student's classes are among the teacher's, if not in the same order.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, own: Normalization, img_size: int | None, students: Normalization) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        own: Normalization,
+        img_size: int | None,
+        students: Normalization,
+        order: list[int] | None = None,
+    ) -> None:
         super().__init__()
         self.network = network.requires_grad_(False)
-        self.img_size = img_size
+        self.img_size, self.order = img_size, order
         mean_t, std_t, mean_s, std_s = (torch.tensor(values).view(-1, 1, 1) for values in (*own, *students))
         # ((x · std_s + mean_s) - mean_t) / std_t
         self.register_buffer("scale", std_s / std_t)
@@ -50,20 +59,27 @@ class Teacher(nn.Module):
         images = images * self.scale + self.shift
         if self.img_size is not None and images.shape[-1] != self.img_size:
             images = F.interpolate(images, size=(self.img_size,) * 2, mode="bicubic", antialias=True)
-        return self.network(images)
+        logits = self.network(images)
+        return logits if self.order is None else logits[:, self.order]
 
 
-def load_teacher(settings: DistillationSettings, student: NetworkSettings, students: Normalization) -> Teacher:
+def load_teacher(
+    settings: DistillationSettings,
+    student: NetworkSettings,
+    students: Normalization,
+    classes: Sequence[str] | None = None,
+) -> Teacher:
     """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
-    It sees the images at the student's size, or at its own where it takes no other.
+    It sees the images at the student's size, or at its own where it takes no other. If both name their classes, the
+    names must be the same, in any order.
 
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
-    name, img_size = settings.teacher, None
+    name, img_size, names = settings.teacher, None, None
     if name.endswith(".ckpt"):
-        teacher, hparams = _of_run(name, student.name)
+        teacher, hparams, names = _of_run(name, student.name)
         known = hparams["num_classes"]
         img_size = hparams["img_size"]
         own = (hparams["mean"], hparams["std"])
@@ -78,11 +94,16 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
         raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    return Teacher(teacher, own, img_size, students)
+    order = None
+    if names and classes and names != [*classes]:
+        if odd := sorted({*names} ^ {*classes}):
+            raise UserError(f"the teacher {name} knows other classes than the data: {abbreviate(odd)}")
+        order = [names.index(each) for each in classes]
+    return Teacher(teacher, own, img_size, students, order)
 
 
-def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a run with the weights that chose its checkpoint, and its hyper-parameters."""
+def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any], list[str] | None]:
+    """The network of a run with the weights that chose it, its hyper-parameters, and its classes if it names them."""
     if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path)
@@ -99,7 +120,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         teacher.load_state_dict(ckpt.chosen_weights(checkpoint, path))
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
-    return teacher, hparams
+    return teacher, hparams, ckpt.class_names(checkpoint)
 
 
 def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:

@@ -6,29 +6,29 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait import disk
 from cait.data.folder import TRAIN_NAMES, FolderSource, abbreviate, composed, hold_listed, hold_out, spelled
-from cait.data.listing import Files
-from cait.errors import UserError
+from cait.data.listing import Files, below
+from cait.errors import UserError, tell_once
 from cait.extras.annotations import MULTI_LABEL
 
-Sample = tuple[str, int]
 SPLITS = {
     **dict.fromkeys(TRAIN_NAMES, "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     "test": "test",
 }
 """What the column `split` may say, in lower case."""
+LEAST, MANY = 1e-7, 1000
+"""What a change of groups must bring, in squared shares, and from how many groups on two do not change together."""
 PARTING = ";"
 """Between the labels of an image that has several."""
 
@@ -51,6 +51,8 @@ class AnnotatedSource(FolderSource):
         val_list: names what validates, as in `cait.data.folder.Splits`; then neither folds nor a column do.
         asked: a `cait.extras.annotations.Annotations`.
     """
+
+    divided_by = (*FolderSource.divided_by, "folds", "fold")
 
     def __init__(self, images: FolderSource, val_list: str | None, asked: Any) -> None:
         super().__init__(images.splits, images.write)
@@ -75,9 +77,8 @@ class AnnotatedSource(FolderSource):
     def rows(self) -> list[Row]:
         """Those of the table, or one for each image of the class folders."""
         if self.asked.labels is None:
-            start, names = len(str(self.root)) + 1, self.images.class_names
-            pool = sorted([*self.images.train, *self.images.val])
-            return [Row(path[start:], names[label]) for path, label in pool]
+            names = self.images.class_names
+            return [Row(below(self.root, path), names[label]) for path, label in sorted(self.images.all_images())]
         self.prepare()
         if not self.root.is_dir():
             raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
@@ -114,64 +115,71 @@ class AnnotatedSource(FolderSource):
         text = "\n".join(f"{row.path}\t{row.label}" for row in self.rows)
         return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
-    def _of_split(self, name: str) -> list[Sample]:
+    def _of_split(self, name: str) -> Files:
         places = {label: index for index, label in enumerate(self.label_names)}
-        return [(str(self.root / row.path), places[row.label]) for row in self.rows if row.split == name]
+        rows = (row for row in self.rows if row.split == name)
+        return Files(((row.path, places[row.label]) for row in rows), str(self.root))
+
+    def names_of(self, labels: Iterable[int]) -> set[str]:
+        return {name for label in {*labels} for name in self._sets[label]}
 
     @cached_property
-    def _groups(self) -> dict[str, str]:
-        """The group of each image by its path; empty without groups."""
-        return {str(self.root / row.path): row.group for row in self.rows if row.group}
+    def groups(self) -> dict[str, str]:
+        return {os.path.join(self.root, row.path): row.group for row in self.rows if row.group}
 
     @cached_property
     def test(self) -> Files | None:
         """The images of the table's split "test", if it has any."""
-        return Files(held) if (held := self._of_split("test")) else None
+        return self._of_split("test") or None
 
     @cached_property
     def sets(self) -> tuple[Files, Files]:
         """The training and validation images; the test images are in neither."""
         train, val = self._of_split("train"), self._of_split("val")
-        pool = sorted([*train, *val])
+        pool = Files(sorted([*train, *val]))
         if self.holds_out_all:
-            held = Files(pool or self._of_split("test"))
+            held = pool or self._of_split("test")
             return held, held
         if self.val_list:
-            _, listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, self.val_list)
-            paths = {path for path, _ in listed}
-            train = [sample for sample in pool if sample[0] not in paths]
-            val = [sample for sample in pool if sample[0] in paths]
+            train, val = hold_listed(pool, self.root, self.val_list)
         elif self.asked.folds:
             train, val = self._divide(pool, self.asked.folds, self.asked.fold)
         elif train and not val:
             train, val = self._hold_out(pool)
-        if lacking := self._lacking(train):
-            names = abbreviate(lacking)
-            raise UserError(f"no training images are left of the class {names}: give it some, or change the split")
-        return Files(train), Files(val)
+        if self.groups and not self.val_list and len(val):
+            self._tell_of_classes(train, val)
+        return self.without_held_out(train, Files([*val, *(self.test or ())])), val
 
-    def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-        """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
-        if not (self._groups or self.asked.multi_label):
-            learned, held_out = hold_out(Files(pool), self.splits.val_fraction)
-            return [*learned], [*held_out]
-        wanted = max(2, round(1 / self.splits.val_fraction))
-        groups = {self._groups.get(path, path) for path, _ in pool}
-        largest = len(pool) if self.asked.multi_label else max(Counter(label for _, label in pool).values())
-        folds = max(2, min(wanted, len(groups), largest))  # scikit-learn takes no more
-        if folds < wanted:
-            rank_zero_info(f"{self.asked.labels} has too few groups or images: 1 of {folds} is held out")
+    def _hold_out(self, pool: Files) -> tuple[Files, Files]:
+        """Hold out `val_fraction`; of groups as near to it as they let."""
+        fraction = self.splits.val_fraction
+        if self.groups:
+            names = [self.groups[path] for path, _ in pool]
+            chosen = whole_groups(names, [self.names_of([label]) for label in pool.labels], fraction)
+            return taken(pool, [place for place, name in enumerate(names) if name in chosen])
+        if not self.asked.multi_label:
+            return hold_out(pool, fraction)
+        folds = max(2, min(round(1 / fraction), len(pool)))  # scikit-learn takes no more
         for fold in range(folds):
             train, held = self._divide(pool, folds, fold)
-            if held and not self._lacking(train):
+            if held and self.names_of(train.labels) == {*self.class_names}:
                 break
         return train, held
 
-    def _lacking(self, train: Sequence[Sample]) -> list[str]:
-        learned = {name for label in {label for _, label in train} for name in self._sets[label]}
-        return sorted({*self.class_names} - learned)
+    def _tell_of_classes(self, train: Files, val: Files) -> None:
+        """Say how far groups kept a split from its share, and from having every class on both sides."""
+        counts = [Counter(name for label in files.labels for name in self.names_of([label])) for files in (train, val)]
+        shares = {name: counts[1][name] / (counts[0][name] + counts[1][name]) for name in self.class_names}
+        wanted = 1 / self.asked.folds if self.asked.folds else self.splits.val_fraction
+        share, furthest = len(val) / (len(train) + len(val)), max(shares, key=lambda name: abs(shares[name] - wanted))
+        if abs(shares[furthest] - wanted) > wanted / 2:
+            figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for; of the class {furthest}"
+            figures += f" {counts[1][furthest]:,} of {counts[0][furthest] + counts[1][furthest]:,}"
+            without = sorted(name for name in shares if not counts[1][name])
+            lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
+            tell_once(f"{self.asked.labels}: because groups stay whole, {figures}{lacking}")
 
-    def _divide(self, samples: Sequence[Sample], folds: int, fold: int) -> tuple[list[Sample], list[Sample]]:
+    def _divide(self, samples: Files, folds: int, fold: int) -> tuple[Files, Files]:
         """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates; no group parts.
 
         If an image may have several classes, the sets of them that fewer than `folds` images have count as one.
@@ -181,21 +189,83 @@ class AnnotatedSource(FolderSource):
         """
         from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-        groups = [self._groups[path] for path, _ in samples] if self._groups else None
+        groups = [self.groups[path] for path, _ in samples] if self.groups else None
         if groups and (count := len({*groups})) < folds:
             raise UserError(f"{count} groups cannot be divided into {folds} folds")
-        labels = np.array([label for _, label in samples])
+        labels = np.array(samples.labels)
         if self.asked.multi_label:
             labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
         kind = StratifiedGroupKFold if groups else StratifiedKFold
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-                divided = kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)
-                train, held = [*divided][fold]
+                divided = [*kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)]
         except ValueError as error:
             raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
-        return [samples[index] for index in train], [samples[index] for index in held]
+        return taken(samples, divided[fold][1])
+
+
+def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
+    """The images at other places, and those at these."""
+    held = {*places}
+    rest = (sample for place, sample in enumerate(samples) if place not in held)
+    return Files(rest), Files(samples[place] for place in sorted(held))
+
+
+def whole_groups(groups: Sequence[str], classes: Sequence[Iterable[str]], fraction: float) -> set[str]:
+    """The groups to hold out, so that about a `fraction` of all images and of each class is held out.
+
+    What matters most is that each class keeps training images, then that each has validation images, then the squares
+    of the differences from the fraction. From an even choice of the small groups on, that group joins or leaves which
+    brings most, or two do.
+
+    Args:
+        groups, classes: of each image.
+
+    Raises:
+        UserError: there is one group.
+    """
+    names, group = np.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        raise UserError(f"all images are of the group {names[0]}: to hold one out, two are needed")
+    kinds = {name: index for index, name in enumerate(sorted({name for found in classes for name in found}))}
+    width = len(kinds) + 1  # the last one stands for all images
+    cells = [
+        (place, kind) for place, found in enumerate(classes) for kind in (width - 1, *map(kinds.__getitem__, found))
+    ]
+    images, kind = np.array(cells).T
+    places, counts = np.unique(group[images] * width + kind, return_counts=True)
+    of_group, of_kind = places // width, places % width
+    parts = counts / np.bincount(of_kind, weights=counts)[of_kind]  # of the images of a class, in a group
+    starts = np.flatnonzero(np.diff(of_group, prepend=-1))
+
+    def cost(share: np.ndarray) -> np.ndarray:
+        return (share - fraction) ** 2 + (share < 1e-9) + 1e3 * (share > 1 - 1e-9)
+
+    def gains() -> np.ndarray:
+        share = np.bincount(of_kind, parts * held[of_group], width)[of_kind]
+        return np.add.reduceat(cost(share) - cost(share + np.where(held, -1, 1)[of_group] * parts), starts)
+
+    small = np.flatnonzero(np.maximum.reduceat(parts, starts) < fraction / 20)
+    small = small[np.argsort(of_kind[starts][small], kind="stable")]
+    held = np.zeros(len(names), bool)
+    held[small[np.arange(len(small)) * fraction % 1 >= 1 - fraction]] = True
+    for _ in range(len(names)):
+        first = gains()
+        changed = [int(first.argmax())]
+        if first.max() < LEAST:
+            changed = []
+            for one in range(len(names) if len(names) < MANY else 0):
+                held[one] ^= True
+                both = first[one] + gains()
+                held[one] ^= True
+                if both.max() > LEAST:
+                    changed = [one, int(both.argmax())]
+                    break
+        if not changed:
+            break
+        held[changed] ^= True
+    return {*names[held].tolist()}
 
 
 def read_table(file: Path, root: Path, several: bool) -> list[Row]:

@@ -64,5 +64,4 @@ def listed(root: Path) -> tuple[Files, list[str]]:
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or len(class_folders(source.split_folders()[0])) < 2:
         return scan_flat(root), []
-    source.validate_on(None)
-    return source.train if source.holds_out else Files([*source.train, *source.val]), source.class_names
+    return source.all_images(), source.class_names
