@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,25 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
     (tmp_path / "it.csv").write_text("label, Path\nx,0.jpg\n\ny,\udcff.jpg\n", "utf-8-sig", "surrogateescape")
     rows = list(disk.read_csv(tmp_path / "it.csv", "it"))
     assert rows == [(2, {"label": "x", "path": "0.jpg"}), (4, {"label": "y", "path": "\udcff.jpg"})]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"on": True, "more": 0.5}, None),
+        ({"on": None}, None),
+        ({"name": None}, "name cannot be used: it is missing"),
+        ({"sizes": [1, True]}, r"sizes\[1\] cannot be used: it is True"),
+        ({"on": 1}, "on cannot be used: it is 1"),
+        ({"more": "x"}, "more cannot be used: it is 'x'"),
+    ],
+)
+def test_json_of_another_shape_is_refused_by_its_field(change: dict, words: str | None, tmp_path: Path) -> None:
+    (path := tmp_path / "it.json").write_text(json.dumps({"name": "a", "sizes": [1]} | change))
+    with pytest.raises(UserError, match=words) if words else nullcontext():
+        disk.read_json(path, {"name": str, "sizes": [int], "on?": bool, ...: (int, float)})
+    assert disk.read_text(path, limit=path.stat().st_size)
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
