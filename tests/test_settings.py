@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
 from cait.errors import UserError
-from cait.settings import Settings, check_at_least, check_choice, check_share, flat, group, save_hyperparameters, values
+from cait.settings import Settings, check_at_least, check_choice, check_range, flat, group, save_hyperparameters, values
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Added:
     """And its rate."""
 
     def __post_init__(self) -> None:
-        check_share(self, "momentum")
+        check_range(self, "[0, 1]", "momentum")
 
 
 class Module(LightningModule):

@@ -13,7 +13,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -139,6 +139,16 @@ def settings() -> list[Setting]:
 def groups(part: str) -> list[type]:
     """The dataclasses whose fields extras add to the settings of the data module, "data", or of the "model"."""
     return [load(added[part]) for added in of_kind("GROUPS") if part in added]
+
+
+def without_use(root: str, settings: dict[str, Any]) -> list[str]:
+    """The settings of the data that extras add, and that none of those which open `root` has."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for extra in extras().values():
+        if "data" in getattr(extra, "GROUPS", {}):
+            opens = extra.open_source(root, settings) is not None
+            names[opens] |= {field.name for field in fields(load(extra.GROUPS["data"]))}
+    return sorted(names[False] - names[True])
 
 
 def results(folder: Path) -> list[Results]:

@@ -157,18 +157,23 @@ def take_from_data(module: Any, data: Any) -> Settings:
 
 def check_at_least(held: Any, least: float, *names: str) -> None:
     """Raise UserError if one of these fields is less, or infinite; None is left out."""
+    check_range(held, f"[{least}, inf)", *names)
+
+
+def check_range(held: Any, allowed: str, *names: str) -> None:
+    """Raise UserError if one of these fields, or a number in a list, is not in a range as "(0, 1]"; None is left out.
+
+    NaN is in no range, and infinity in none that is written as "[0, inf)".
+    """
+    least, most = map(float, allowed[1:-1].split(","))
     for name in names:
         value = getattr(held, name)
-        if value is not None and not least <= value < math.inf:
-            finite = " and finite" if value == math.inf else ""
-            raise UserError(f"{name} must be at least {least}{finite}, got {value}")
-
-
-def check_share(held: Any, *names: str) -> None:
-    """Raise UserError if one of these fields is outside [0, 1]."""
-    for name in names:
-        if not 0 <= getattr(held, name) <= 1:
-            raise UserError(f"{name} must be in [0, 1], got {getattr(held, name)}")
+        for number in value if isinstance(value, list | tuple) else () if value is None else (value,):
+            is_above = least <= number if allowed[0] == "[" else least < number
+            if not (is_above and (number <= most if allowed[-1] == "]" else number < most)):
+                low = f"{'at least' if allowed[0] == '[' else 'above'} {allowed[1:].partition(',')[0]}"
+                words = f"in {allowed}" if most < math.inf else f"{low} and finite" if is_above else low
+                raise UserError(f"{name} must be {words}, got {value}")
 
 
 def check_choice(held: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:

@@ -92,7 +92,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         (dict(mean=[0.5]), "mean and std take three"),
         (dict(mean=[0.1, 0.2, 0.3], in_chans=1), "mean and std take one number each"),
         (dict(in_chans=2), r"--model.fields.in_chans 2: images have 3 channels \(RGB\) or 1 \(grey\)"),
-        (dict(scale=(1.0, 0.08)), r"scale \[1.0, 0.08\] and ratio .* must be above 0, the smaller first"),
+        (dict(scale=(1.0, 0.08)), r"scale is a range, the smaller first, got \[1.0, 0.08\]"),
         (dict(mix_mode="element"), "mix_mode must be one of batch, pair, elem"),
         (dict(balance="half"), "balance must be one of sqrt, full, null"),
         (dict(interpolation="cubic"), "interpolation must be one of nearest, .*got 'cubic'"),

@@ -98,6 +98,7 @@ class CaiTCLI(LightningCLI):
     """
 
     lock: RunLock | None = None
+    given: refusals.Given | None = None
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
@@ -163,6 +164,11 @@ class CaiTCLI(LightningCLI):
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
             refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
+            if self.config.fit.weights_only is False:
+                raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
+            if self.config.fit.ckpt_path is None:
+                self.given = refusals.Given(self.config.fit, self._parser("fit").get_defaults(), self.arguments)
+                self.given.check()
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -252,6 +258,8 @@ class CaiTCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
         refusals.check_processes(trainer, self.processes.started())
+        if self.given is not None:
+            self.given.check_made(self.model.model, self.datamodule.source, trainer.strategy)
         if self.subcommand == "fit":
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches

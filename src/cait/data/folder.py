@@ -14,6 +14,7 @@ from pathlib import Path
 from cait import disk
 from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images, same_bytes
 from cait.errors import UserError, printable, tell, tell_once, to_install
+from cait.settings import check_range
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 TRAIN_NAMES = ("train", "training")
@@ -47,8 +48,7 @@ class Splits:
     def __post_init__(self) -> None:
         if not self.root:
             raise UserError("root is empty; name a folder or a data set with --data.root")
-        if not 0 < self.val_fraction < 1:
-            raise UserError(f"val_fraction must be above 0 and below 1, got {self.val_fraction}")
+        check_range(self, "(0, 1)", "val_fraction")
 
 
 class FolderSource:

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
-from cait.errors import UserError
-from cait.settings import check_at_least, check_choice
+from cait.settings import check_at_least, check_choice, check_range
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -60,8 +59,7 @@ class Loading:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats")
         check_at_least(self, 0, "num_workers")
         check_choice(self, {"backend": ("auto", "timm"), "balance": (*POWERS, None)})
-        if not 0 <= self.max_bad_share < 1:
-            raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
+        check_range(self, "[0, 1)", "max_bad_share")
 
     def bad_allowed(self, images: int) -> int:
         """How many of so many images may be unreadable: the share, or one in a small set unless the share is 0."""

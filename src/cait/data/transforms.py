@@ -19,7 +19,7 @@ from torchvision.transforms.functional import crop
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
 from cait.errors import UserError
 from cait.references import locate
-from cait.settings import check_at_least, check_choice, check_share
+from cait.settings import check_at_least, check_choice, check_range
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
@@ -51,14 +51,16 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
-        if not 0 < self.crop_pct <= 1:
-            raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
+        check_at_least(self, 1, "img_size")
+        check_range(self, "(0, 1]", "crop_pct")
+        check_range(self, "(-inf, inf)", "mean")
+        check_range(self, "(0, inf)", "std")
         mean, std, grey = [*self.mean], [*self.std], self.reading.in_chans == 1
         if grey:
             mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
-        if {len(mean), len(std)} != {1 if grey else 3} or min(std) <= 0:
+        if {len(mean), len(std)} != {1 if grey else 3}:
             numbers = "one number" if grey else "three numbers"
-            raise UserError(f"mean and std take {numbers} each, std above 0; got {mean} and {std}")
+            raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
         vars(self).update(mean=mean, std=std)
 
     def transform(self) -> Compose:
@@ -103,10 +105,13 @@ class Augmentation:
     """Probability of erasing a box of pixels."""
 
     def __post_init__(self) -> None:
-        check_share(self, "hflip", "erase_prob")
-        if not (0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]):
-            told = f"scale {list(self.scale)} and ratio {list(self.ratio)}"
-            raise UserError(f"{told} must be above 0, the smaller first, scale at most 1")
+        check_range(self, "[0, 1]", "hflip", "erase_prob")
+        check_range(self, "(0, 1]", "scale")
+        check_range(self, "(0, inf)", "ratio")
+        check_range(self, "[0, inf)", "color_jitter")
+        for name in ("scale", "ratio"):
+            if [*sorted(getattr(self, name))] != [*getattr(self, name)]:
+                raise UserError(f"{name} is a range, the smaller first, got {list(getattr(self, name))}")
         try:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
@@ -208,7 +213,7 @@ class Mixing:
     def __post_init__(self) -> None:
         check_at_least(self, 0, "mixup", "cutmix")
         check_choice(self, {"mix_mode": ("batch", "pair", "elem")})
-        check_share(self, "mix_prob", "mix_switch_prob")
+        check_range(self, "[0, 1]", "mix_prob", "mix_switch_prob")
 
     @property
     def is_on(self) -> bool:

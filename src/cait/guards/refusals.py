@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from cait import plugins
 from cait.errors import DISK_FULL, UserError, did_you_mean, kind_and_place, of_own_line, one_line
 from cait.guards import configurations
+from cait.references import is_path
 from cait.settings import flatten
 from cait.train.metrics import best_mode
 
@@ -45,6 +48,36 @@ REPLACED = {
     "WeightAveraging": "checkpoints would hold its average in place of the weights; take --ema.decay",
 }
 """Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
+
+Of = Callable[[str], Any]
+NEEDS: dict[str, tuple[str, Callable[[Of], Any]]] = {
+    "data.mix_prob data.mix_mode": ("Mixup or CutMix", lambda of: of("data.mixup") or of("data.cutmix")),
+    "data.mix_switch_prob": ("both Mixup and CutMix", lambda of: of("data.mixup") and of("data.cutmix")),
+    "data.color_jitter": ("auto_augment 3a or null", lambda of: (of("data.auto_augment") or "3a").startswith("3a")),
+    "model.distillation_alpha model.teacher": ("distillation", lambda of: of("model.distillation") != "none"),
+    "model.distillation_tau": ("distillation soft", lambda of: of("model.distillation") == "soft"),
+    "model.teacher_path model.teacher_fields": (
+        "distillation from a teacher of timm's",
+        lambda of: of("model.distillation") != "none" and not of("model.teacher").endswith(".ckpt"),
+    ),
+    "model.weights_ema": ("--model.weights", lambda of: of("model.weights")),
+    "model.warmup_lr": ("a warm-up", lambda of: of("model.warmup_epochs")),
+    "model.min_lr": ("--model.schedule cosine", lambda of: of("model.schedule") == "cosine"),
+    "model.label_smoothing": ("loss cross_entropy or bce", lambda of: not is_path(of("model.loss"))),
+    "model.fields.layer_scale_init": (
+        "residual layerscale or scalar",
+        lambda of: of("model.fields.residual") in (None, "layerscale", "scalar"),
+    ),
+    "trainer.gradient_clip_algorithm": ("a gradient_clip_val", lambda of: of("trainer.gradient_clip_val")),
+    "save_every_n_minutes save_every_n_steps": (
+        "checkpoints",
+        lambda of: of("trainer.enable_checkpointing") is not False,
+    ),
+    "model.optimizer_args.lr model.optimizer_args.weight_decay": ("its place beside model.optimizer", lambda _: False),
+    "trainer.limit_test_batches trainer.limit_predict_batches": ("a verb that tests", lambda _: False),
+    "trainer.model_registry": ("Lightning's own checkpoints", lambda _: False),
+}
+"""Settings that do nothing without others: what they need in words, and whether it is there, by the others' values."""
 
 
 @contextlib.contextmanager
@@ -139,6 +172,72 @@ def check_settings(given: Any) -> None:
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+
+
+class Given:
+    """The settings of a new run as they are given, to refuse those that would do nothing.
+
+    One that a later file or word has left without what it needs is named and left out: a recipe may have set it.
+    """
+
+    def __init__(self, config: Any, defaults: Any, arguments: list[str]) -> None:
+        files = [flatten(configurations.settings(path)) for path in configurations.config_files(arguments)]
+        words = [arguments, sys.argv[1:]]  # an extra adds words to those that were typed
+        self.sources = [*files, *(dict(configurations.options(each)) for each in words)]
+        self.held, self.defaults = flatten(config.as_dict()), flatten(defaults.as_dict())
+
+    def check(self) -> None:
+        """Raise UserError if a setting lacks what it needs, by `NEEDS`."""
+        for names, (needed, is_there) in NEEDS.items():
+            others = list[str]()
+
+            def of(name: str, asked: list[str] = others) -> Any:
+                asked.append(name)
+                return self.held.get(name)
+
+            if not is_there(of):
+                self.unused(names.split(), others, needed)
+
+    def unused(self, names: Iterable[str], others: Iterable[str], needed: str) -> None:
+        """Raise UserError if one of these settings is given, no earlier than the `others` that leave it without use."""
+        for name in names:
+            parts = {key: value for key, value in self.held.items() if key.startswith(f"{name}.")}
+            value = self.held.get(name, parts)
+            if not value or value == self.defaults.get(name):  # off, or as if it were not given
+                continue
+            told = f"--{name} {value} does nothing without {needed}"
+            if self._last([name]) >= self._last(others):
+                raise UserError(f"{told}: leave it out")
+            rank_zero_info(f"left out: {told}")
+
+    def _last(self, names: Iterable[str]) -> int:
+        """The place of the last source that gives one of these settings, or a part or the whole of it; -1 for none."""
+
+        def is_given(held: Iterable[str]) -> bool:
+            return any(
+                f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names for key in held
+            )
+
+        return max((place for place, held in enumerate(self.sources) if is_given(held)), default=-1)
+
+    def check_made(self, network: Any, source: Any, strategy: Any) -> None:
+        """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""
+        if isinstance(strategy, SingleDeviceStrategy):
+            self.unused(["trainer.sync_batchnorm"], ["trainer.devices", "trainer.strategy"], "several processes")
+        if getattr(network, "takes_no_drop_path_rate", False):
+            self.unused(
+                ["model.drop_path_rate"], ["model.name"], f"a network that takes it, as {self.held['model.name']}"
+            )
+        others, divides = ["data.root", "data.val_list"], getattr(source, "holds_out", False)
+        if not divides or self.held["data.val_list"]:
+            self.unused(
+                ["data.val_fraction"], others, "a --data.root that has no validation images, nor a list of them"
+            )
+        if not divides:
+            self.unused(["data.val_list"], others, "a root of class folders alone")
+        settings = {name.removeprefix("data."): value for name, value in self.held.items() if name.startswith("data.")}
+        unused = [f"data.{name}" for name in plugins.without_use(self.held["data.root"], settings)]
+        self.unused(unused, others, f"a root of another kind than {self.held['data.root']}")
 
 
 def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -74,6 +75,10 @@ class CaiTConfig:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if not 0.0 <= self.drop_path_rate < 1.0:
             raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
+        if self.embed_dim * self.mlp_ratio < 1:
+            raise UserError(
+                f"mlp_ratio {self.mlp_ratio:g} leaves the {self.embed_dim} channels no hidden ones: raise it"
+            )
         at = self.class_token_at
         if at is not None and at not in range(self.depth):
             raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at}")
@@ -108,6 +113,8 @@ def _check(name: str, value: Any, hint: Any) -> None:
     is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
     if not is_kind or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{name} must be {KINDS[kind]}, got {value!r}")
+    if kind is float and value is not None and not math.isfinite(value):
+        raise UserError(f"{name} must be finite, got {value}")
     least = 0 if name in ("depth", "depth_token_only", "class_token_at") else 1
     if kind is int and value is not None and value < least:
         raise UserError(f"{name} must be at least {least}, got {value}")

@@ -175,7 +175,10 @@ def _made(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
         refused = [name for name in ("img_size", "drop_path_rate") if f"argument '{name}'" in str(error)]
         if not refused or refused[0] not in arguments:
             raise
-        return _made(path, {name: value for name, value in arguments.items() if name != refused[0]}, *first)
+        network = _made(path, {name: value for name, value in arguments.items() if name != refused[0]}, *first)
+        if refused[0] == "drop_path_rate":
+            network.takes_no_drop_path_rate = True  # type: ignore[assignment]
+        return network
     if not isinstance(network, nn.Module):
         raise UserError(f"{path} must return an nn.Module, got {type(network).__name__}")
     return network

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError
-from cait.settings import check_choice
+from cait.settings import check_choice, check_range
 
 ClassWeights = Literal["balanced"]
 Distillation = Literal["none", "soft", "hard"]
@@ -49,8 +49,7 @@ class LossSettings:
     there is `data.balance`."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        check_range(self, "[0, 1)", "label_smoothing")
         check_choice(self, {"class_weights": (None, "balanced")})
 
     def build(self) -> Loss:
@@ -99,8 +98,8 @@ class DistillationSettings:
 
     def __post_init__(self) -> None:
         check_choice(self, {"distillation": get_args(Distillation)})
-        if not 0 <= self.distillation_alpha <= 1 or self.distillation_tau <= 0:
-            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
+        check_range(self, "[0, 1]", "distillation_alpha")
+        check_range(self, "(0, inf)", "distillation_tau")
 
     @property
     def is_on(self) -> bool:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
 from cait.errors import UserError, one_line
-from cait.settings import check_at_least, check_choice
+from cait.settings import check_at_least, check_choice, check_range
 
 Shape = Literal["cosine", "constant"]
 
@@ -40,8 +40,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "weight_decay")
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
+        check_range(self, "(0, 1]", "layer_decay")
 
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""

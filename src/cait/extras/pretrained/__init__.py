@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cait.errors import UserError
 from cait.plugins import Results, Run, Setting, Verb
 
 VERBS = {
@@ -36,6 +37,7 @@ def step_callbacks(data: Any) -> list[Any]:
 def callbacks(run: Run) -> list[Any]:
     """What solves a new head, and what scores the baselines if the run asks for it and keeps anything."""
     found: list[Any] = []
+    _check_used(run)
     if run.module.hparams.get("solve_head"):
         from cait.extras.pretrained.solve import SolveHead
 
@@ -47,6 +49,18 @@ def callbacks(run: Run) -> list[Any]:
 
         found.append(Baselines(run))
     return found
+
+
+def _check_used(run: Run) -> None:
+    """Refuse settings of a new run that would do nothing."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    asks, start = run.module.hparams.get, run.module.initial_weights
+    has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
+    if run.first_step == 0 and asks("freeze_norm") and not has_norm:
+        raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
+    if run.first_step == 0 and asks("solve_head") and not (start.weights or start.pretrained):
+        raise UserError("--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out")
 
 
 def results(folder: Path) -> Results | None:

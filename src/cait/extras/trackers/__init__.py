@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from cait.errors import UserError
 from cait.plugins import Run, Setting
 
 SETTINGS = [
@@ -22,8 +23,11 @@ SETTINGS = [
 
 def callbacks(run: Run) -> list[Any]:
     """What adds the logger of the tracker that --logger names."""
-    name = run.config.logger
-    if not name or run.trainer.logger is False or run.trainer.fast_dev_run:  # these log nothing
+    name, logs = run.config.logger, run.trainer.logger is not False
+    if run.first_step == 0 and ((run.config.logger_args and not name) or (name and not logs)):
+        given, other = ("--logger", "--trainer.logger") if name else ("--logger_args", "--logger")
+        raise UserError(f"{given} does nothing without {other}: leave it out")
+    if not name or not logs or run.trainer.fast_dev_run:  # these log nothing
         return []
     from cait.extras.trackers.trackers import AddLogger, tracker
 
