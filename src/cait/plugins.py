@@ -48,6 +48,8 @@ class Verb:
     """As "module:name"; called with the words after the verb, and a `cait.run.program.Program`."""
     help: str
     """What `cait --help` says of it, at most 80 letters a line."""
+    quick: bool = False
+    """Whether it needs no PyTorch; before any other verb a line says that PyTorch is imported, which takes seconds."""
 
     def load(self) -> Any:
         return load(self.function)

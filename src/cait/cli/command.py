@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import TRACEBACK, UserError, did_you_mean, in_a_line, printable
+from cait.errors import TRACEBACK, UserError, did_you_mean, in_a_line, printable, tell
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -130,5 +130,7 @@ def _run(argv: list[str], program: Program) -> None:
         raise UserError(f"unknown verb {name!r}{hint}")
     from cait.guards.configurations import files_first
 
+    if not known[name].quick and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
+        tell("importing PyTorch ...")
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     known[name].load()(files_first(rest), program)

@@ -4,11 +4,12 @@ from cait.plugins import Verb
 from cait.run.program import Program
 
 VERBS = {
-    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost"),
+    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost", quick=True),
     "paper": Verb(
         "cait.extras.paper.rows:show",
         "list the rows of the paper's tables, each a run: cait paper [TABLE]\n"
         "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
+        quick=True,
     ),
 }
 

@@ -18,7 +18,7 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from cait.data.transforms import CROP_MODES
-from cait.errors import UserError, to_install
+from cait.errors import UserError
 from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig, variant_config
 
@@ -92,11 +92,8 @@ def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
     It gives "logits" [B, num_classes], or the outputs that its attribute `output_names` names, "logits" first. The
     metadata become the file's `metadata_props`, as JSON where they are no text.
     """
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise UserError(f"ONNX needs the package {error.name}: {to_install('[export]')}") from error
+    import onnxruntime
+
     with quiet():
         program: Any = torch.onnx.export(
             model,

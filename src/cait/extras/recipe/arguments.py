@@ -17,7 +17,7 @@ from cait.cli.options import Options, asks_for_help
 from cait.data.folder import FolderSource
 from cait.data.reading import Reading
 from cait.data.source import open_source
-from cait.errors import UserError
+from cait.errors import UserError, tell
 from cait.extras.recipe.figures import Settings, Survey, Trial, data_arguments, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
@@ -100,9 +100,11 @@ def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     source = open_source(data["root"], **data)
     assert isinstance(source, FolderSource)
     source.prepare()
+    tell(f"reading {data['root']} ...")
     machine = this_machine(given)
     weights, reason = weights_of(from_, given, machine.gpus > 0)
     folder = survey(source, group(Reading, data))
+    tell("measuring the speed of this machine ...")
     recipe = choose(folder, machine, given, Trial(), weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)

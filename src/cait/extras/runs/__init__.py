@@ -6,5 +6,6 @@ VERBS = {
     "runs": Verb(
         "cait.extras.runs.verb:runs",
         "list the runs in logs/, how far they are and their best accuracy: cait runs [--json]",
+        quick=True,
     )
 }

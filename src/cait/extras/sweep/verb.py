@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from cait import disk
@@ -22,11 +23,11 @@ def sweep(arguments: list[str], program: Program) -> None:
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
     given = options.parse_args(arguments)
-    try:
-        from cait.extras.sweep import trials
-        from cait.extras.sweep.search_space import SearchSpace
-    except ImportError as error:
-        raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
+    if find_spec("optuna") is None:  # told before anything that takes long
+        raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}")
+    from cait.extras.sweep import trials
+    from cait.extras.sweep.search_space import SearchSpace
+
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
     disk.check_inside(folder)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
+import re
 import uuid
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from cait import disk
 from cait.errors import UserError, one_line
+from cait.settings import flatten
 
 PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
+
+MOST = 250
+"""Signs of a name in MLflow."""
 
 
 class AddLogger(Callback):
@@ -30,12 +38,31 @@ class AddLogger(Callback):
 
 
 class RunMLFlow(MLFlowLogger):
-    """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first."""
+    """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first.
+
+    It refuses some names, so "recall@5" and "size (mm)" become "recall_5" and "size _mm_" there.
+    """
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
         if not self.experiment.get_run(self.run_id).data.params:
-            super().log_hyperparams(params)
+            plain = vars(params) if isinstance(params, Namespace) else params
+            super().log_hyperparams(renamed(flatten(dict(plain))))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics(renamed(metrics), step)
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under names that MLflow takes: letters, digits and _ . - in a path of at most 250 signs, all apart."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        new = posixpath.normpath(re.sub(r"[^A-Za-z0-9_./ -]", "_", name)).lstrip("./")[-MOST:] or "_"
+        while new in found:
+            new = f"{new}_"[-MOST:]
+        found[new] = value
+    return found
 
 
 def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -> Logger:

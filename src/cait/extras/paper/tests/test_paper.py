@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from harness import DEVICES, slow
+from torch.utils.flop_counter import FlopCounterMode
 
 from cait.cli import main
 from cait.extras.paper.rows import row_named, rows
-from cait.extras.paper.zoo import Cost, cost, models
-from cait.model.config import VARIANTS
+from cait.extras.paper.zoo import Cost, known_costs, models
+from cait.model.cait import CaiT
+from cait.model.config import VARIANTS, CaiTConfig
 
 ROWS = rows()
 ONE_OF_EACH_TABLE = {row.table: row.id for row in ROWS.values()}.values()
@@ -340,9 +343,31 @@ GMACS = {
 }
 
 
+def cost(config: CaiTConfig) -> Cost:
+    """The parameters and multiply-adds of a network, counted on the meta device: the largest takes no memory."""
+    with torch.device("meta"):
+        model = CaiT(config).eval().requires_grad_(False)
+        gmacs = _gmacs(model, torch.empty(1, config.in_chans, config.img_size, config.img_size))
+        patches, one_more = (torch.empty(1, config.num_patches + more, config.embed_dim) for more in (0, 1))
+        token = _gmacs(model.blocks[0], one_more) - _gmacs(model.blocks[0], patches)
+    without_token = config.depth if config.class_token_at is None else config.class_token_at
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(parameters, gmacs, gmacs + without_token * token)
+
+
+def _gmacs(module: Any, x: Any) -> float:
+    with FlopCounterMode(display=False) as counter:
+        module(x)
+    return counter.get_total_flops() / 2e9
+
+
 @pytest.fixture(scope="module")
 def costs() -> dict[tuple[str, int], Cost]:
-    return {key: cost(of_model[0].network()) for key, of_model in models().items()}
+    found = {key: cost(of_model[0].network()) for key, of_model in models().items()}
+    known = known_costs()
+    assert known.keys() == found.keys()
+    assert all(known[key] == pytest.approx(found[key], rel=1e-6) for key in found)
+    return known
 
 
 def test_multiply_adds_are_those_counted_on_timms_models(costs: dict[tuple[str, int], Cost]) -> None:
