@@ -105,7 +105,7 @@ def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
     digits: Path, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.save({name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name}, "conv.pth")
-    named = ["--model.name=networks:ConvHead", "--model.fields=null", "--model.weights=conv.pth"]
+    named = ["--model.name=networks:ConvHead", "--model.weights=conv.pth", "--model.freeze_norm=false"]
     run = fit(digits, "conv", *named, "--trainer.max_steps=1")
     told = "the head is not solved, it starts at random: networks:ConvHead ends in Conv2d, not in Linear with a bias"
     assert told in caplog.text

@@ -54,7 +54,7 @@ def test_names_that_mlflow_refuses_are_renamed_for_it(tmp_path: Path, monkeypatc
     odd = ["recall@5", "recall#5", "größe", "/z", "a//b", "a/../b", "..", "", "x" * 300, "tab\tname", "f1 (macro)"]
     logger = tracker("mlflow", {}, tmp_path / "one", resumed=False)
     logger.log_metrics(dict.fromkeys(odd, 1.0), 1)
-    logger.log_hyperparams({"metrics": {name: name for name in odd}})
+    logger.log_hyperparams({name: name for name in odd})
     logged = logger.experiment.get_run(logger.run_id).data
     assert len(logged.metrics) == len(logged.params) == len(odd)
     assert {"recall_5", "f1 _macro_", "a/b"} <= logged.metrics.keys()
