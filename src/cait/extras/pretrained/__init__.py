@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from cait.errors import UserError
+from cait.guards import configurations
 from cait.plugins import Results, Run, Setting, Verb
 
 VERBS = {
@@ -57,7 +59,8 @@ def _check_used(run: Run) -> None:
 
     asks, start = run.module.hparams.get, run.module.initial_weights
     has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
-    if run.first_step == 0 and asks("freeze_norm") and not has_norm:
+    typed = dict(configurations.options(sys.argv))  # a recipe sets it for any network
+    if run.first_step == 0 and asks("freeze_norm") and not has_norm and "model.freeze_norm" in typed:
         raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
     if run.first_step == 0 and asks("solve_head") and not (start.weights or start.pretrained):
         raise UserError("--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out")
