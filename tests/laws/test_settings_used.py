@@ -156,7 +156,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "compile": (True, blocks),
     "grad_checkpointing": (True, blocks),
     "weights": ("FILE", start),
-    "weights_ema": (True, start, {"weights": "FILE"}),
+    "weights_ema": (False, start, {"weights": "FILE"}),
     "pretrained": (True, start, {}, "xxs24"),
     "loss": ("bce", loss),
     "label_smoothing": (0.3, loss),
