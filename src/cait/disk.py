@@ -163,11 +163,15 @@ def write_json(path: Path, content: Any) -> None:
 def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The line of each row of a table of images, and its cells by column in lower case; errors call the table `name`.
 
-    A path may hold bytes that are no text, as names of files may; other cells may not.
+    A path may hold bytes that are no text, as names of files may; other cells may not. Semicolons and tabs part the
+    cells of a header without commas.
     """
     try:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
-            reader = csv.DictReader(file, strict=True, restval="")
+            head = file.readline()
+            delimiter = "," if "," in head else max(";\t", key=head.count) if {*";\t"} & {*head} else ","
+            file.seek(0)
+            reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter)
             columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or []]
             while columns and not columns[-1]:  # what lies below has no column
                 columns.pop()

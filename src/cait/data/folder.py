@@ -181,7 +181,7 @@ class FolderSource:
         of_group = {place for place in range(len(train)) if of(paths[place]) in taken}
         copies = set[int]()
         if len(paths) <= COMPARED:
-            shared = (same for same in same_bytes(paths) if same[-1] >= len(train))
+            shared = (same for same in same_bytes(paths.__getitem__, len(paths)) if same[-1] >= len(train))
             copies = {place for same in shared for place in same if place < len(train)} - of_group
         else:
             tell_once(f"{self.root}: the bytes of {len(paths):,} images are not compared; `cait check` does it")

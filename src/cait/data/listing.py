@@ -183,18 +183,21 @@ def _is_run(folder: str) -> bool:
     return has_lock or all(has_both)
 
 
-def same_bytes(paths: Sequence[str], shown: Callable[[Any, str], Iterable[int]] = lambda all_, _: all_) -> list[Any]:
+def same_bytes(
+    name: Callable[[int], str], count: int, shown: Callable[[Any, str], Iterable[int]] = lambda all_, _: all_
+) -> list[Any]:
     """The places of files that have the same bytes, two or more at a time, each time in order.
 
     Only a file whose size another has is opened, and only one whose middle another has too is read whole. Of each file
     some numbers are kept. A file that cannot be read has no like.
 
     Args:
+        name: the path at each of `count` places.
         shown: gives back the places that it gets, and shows how far they are under the title that it gets.
     """
-    places, group = np.arange(len(paths)), np.zeros(len(paths), np.int64)
+    places, group = np.arange(count), np.zeros(count, np.int64)
     for title, look in (("sizes", _size), ("parts", _digest_of_middle), ("contents", _digest)):
-        found = np.fromiter((look(paths[place]) for place in shown(places, title)), np.int64, len(places))
+        found = np.fromiter((look(name(place)) for place in shown(places, title)), np.int64, len(places))
         order = np.lexsort((places, found, group))
         places, found, group = places[order], found[order], group[order]
         number = np.cumsum((np.diff(group, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0))

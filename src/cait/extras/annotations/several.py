@@ -31,7 +31,8 @@ class MultiLabel(OneClass):
         weights = None
         if data is not None:
             images, counts = len(data.source.train), torch.tensor(data.class_counts(), dtype=torch.float32)
-            weights = (images - counts) / counts.clamp(min=1)
+            divides = (counts > 0) & (counts < images)  # a class on every image, or on none, counts as it is
+            weights = torch.where(divides, (images - counts) / counts.clamp(min=1), 1.0)
         return MultiLabelLoss(settings.label_smoothing, weights)
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:

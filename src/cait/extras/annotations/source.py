@@ -87,7 +87,12 @@ class AnnotatedSource(FolderSource):
     @cached_property
     def label_names(self) -> list[str]:
         """The labels by their indices; if an image may have several classes, a label is a set of them."""
-        return sorted({row.label for row in self.rows})
+        names = sorted({row.label for row in self.rows})
+        several = [name for name in names if len(label_parts(name)) > 1]
+        if several and not self.asked.multi_label:
+            counted = f"{len(several)} labels are parted by {PARTING!r} ({abbreviate(several)}), and each is one class"
+            tell_once(f"{self.asked.labels}: {counted}; if an image has several add --data.multi_label true")
+        return names
 
     @cached_property
     def _sets(self) -> list[list[str]]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import filecmp
-import os
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.progress import Progress
 
-from cait import disk
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, abbreviate, not_listed
-from cait.data.listing import Files
+from cait.data.folder import FolderSource, not_listed
+from cait.data.listing import Files, same_bytes
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
-from cait.errors import UserError, tell
+from cait.errors import UserError, console, tell
 from cait.run.program import Program
 
 THUMBNAIL, SAME = 32, 4.0
 """Side of a thumbnail, and the mean difference of two, in grey levels, below which they show the same."""
+SHOWN = 3
+"""Pairs that a line names."""
 
 
 def check(arguments: list[str], program: Program) -> None:
@@ -36,16 +37,18 @@ def check(arguments: list[str], program: Program) -> None:
         raise UserError(f"the data folder {root} does not exist")
     if any(root.glob("ILSVRC2012_*.tar")) and not (root / "train").is_dir():
         raise UserError(f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them")
-    wrong = list(_faults(open_source(str(root)), given.images))
+    doubtful: list[str] = []
+    wrong = list(_faults(open_source(str(root)), given.images, doubtful))
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
         raise UserError(f"{len(wrong)} thing(s) wrong with {root}")
-    print(f"{root} is as it should be")
+    verdict = f"can be used; look at the {len(doubtful)} thing(s) above" if doubtful else "is as it should be"
+    print(f"{root} {verdict}")
 
 
-def _faults(source: Any, images: int) -> Iterator[str]:
-    """What a run would refuse, or else what is damaged or left out by mistake."""
+def _faults(source: Any, images: int, doubtful: list[str]) -> Iterator[str]:
+    """What a run would refuse, or else what is damaged or left out by mistake; `doubtful` gets what it would take."""
     if hasattr(source, "verify") and (damaged := list(source.verify())):  # as that of shards does
         yield from damaged
         return
@@ -58,11 +61,11 @@ def _faults(source: Any, images: int) -> Iterator[str]:
     if isinstance(source, FolderSource):
         if source.left_out:
             yield f"{source.root}{not_listed(source.left_out)}"
-        for line in _told(_copies(source.train, source.val), "the same bytes"):
-            tell(line)
+        doubtful += _told(_copies(source.train, source.val), "the same bytes")
     seen, unreadable = _decoded(train, val, images)
     yield from unreadable
-    for line in _told(_near_equal(seen), "near-equal"):
+    doubtful += _told(_near_equal(seen), "near-equal")
+    for line in doubtful:
         tell(line)
 
 
@@ -83,16 +86,17 @@ Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
 
 
 def _copies(train: Files, val: Files) -> Iterator[Alike]:
-    """Images of the same bytes."""
-    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
-    for samples in (train, val):
-        for path, label in samples:
-            with suppress(OSError, UserError), disk.open_file(path) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(size // 2)  # files that are not compressed often begin alike
-                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
-    for first, *others in alike.values():
-        yield from ((first, other) for other in others if filecmp.cmp(first[0], other[0], shallow=False))
+    """Images of the same bytes; a bar shows how many files have been looked at."""
+
+    def image(place: int) -> tuple[str, int, bool]:
+        samples, index = (val, place - len(train)) if place >= len(train) else (train, place)
+        return *samples[index], samples is val
+
+    count = len(train) + len(val)
+    with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        groups = same_bytes(lambda place: image(place)[0], count, lambda all_, what: bar.track(all_, description=what))
+    for first, *others in groups:
+        yield from ((image(first), image(other)) for other in others)
 
 
 def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
@@ -102,22 +106,24 @@ def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
         alike.setdefault(image.hash, []).append(image)
     for first, *others in alike.values():
         for other in others:
-            if np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
+            if first[1:3] != other[1:3] and np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
                 yield first[:3], other[:3]
 
 
 def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
-    """A line about images that are there under two labels, and one about those in both sets."""
-    labels: list[str] = []
-    sets: list[str] = []
+    """A line each about images that are there under two labels, in both sets, and twice in a class of one set."""
+    counts, some = Counter[str](), defaultdict[str, list[str]](list)
     for (first, label, is_held_out), (other, other_label, other_is_held_out) in pairs:
+        kind = "in one class of one set"
         if label != other_label:
-            labels.append(f"{first} = {other}")
+            kind = "under two labels"
         elif is_held_out != other_is_held_out:
-            sets.append(f"{first} = {other}")
-    for kind, found in (("under two labels", labels), ("to train on and to validate on", sets)):
-        if found:
-            yield f"{len(found):,} images are there twice ({how}), {kind}: {abbreviate(found)}"
+            kind = "to train on and to validate on"
+        counts[kind] += 1
+        some[kind] += [f"{first} = {other}"] if counts[kind] <= SHOWN else []
+    for kind, count in counts.items():
+        more = f" and {count - SHOWN:,} more" if count > SHOWN else ""
+        yield f"{count:,} images are there twice ({how}), {kind}: {', '.join(some[kind])}{more}"
 
 
 def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:

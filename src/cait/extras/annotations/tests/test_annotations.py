@@ -216,6 +216,20 @@ def test_a_wrong_table_is_refused_in_a_line(here: Path, text: str, words: str) -
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_may_have_other_separators(separator: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(path, '"a;b"' if number % 2 else "a") for number, path in enumerate(images()[:20])]
+    Path("t.csv").write_text("\n".join(separator.join(row) for row in [("path", "label"), *rows]))
+    assert open_source("data/digits", labels="t.csv").class_names == ["a", "a;b"]
+    assert "1 labels are parted by ';' (a;b), and each is one class" in capsys.readouterr().err or separator != ","
+    several = open_source("data/digits", labels="t.csv", multi_label=True)
+    assert several.class_names == ["a", "b"]
+    data = ImageNetDataModule(root="data/digits", labels="t.csv", multi_label=True)
+    loss = MultiLabel(2).loss(LossSettings(class_weights="balanced"), data)
+    count = data.class_counts()
+    assert loss.weights.tolist() == [1, pytest.approx((count[0] - count[1]) / count[1])]  # "a" is on every image
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -32,6 +32,9 @@ def test_copies_of_an_image_are_named(mixed_root: Path) -> None:
     shutil.copy(mixed_root / "train/cat/1.jpeg", mixed_root / "val/cat/copy.jpeg")
     done, twice = check(mixed_root), "1 images are there twice (the same bytes)"
     assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == (
+        f"{mixed_root} can be used; look at the {len(done.stderr.splitlines())} thing(s) above"
+    )
     assert f"{twice}, under two labels: {mixed_root}/train/cat/0.jpg = " in done.stderr
     assert f"{twice}, to train on and to validate on: {mixed_root}/train/cat/1.jpeg = " in done.stderr
 
