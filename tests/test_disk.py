@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
+import random
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -141,3 +143,70 @@ def test_where_no_file_can_be_made_nobody_waits() -> None:
     told = r"cannot lock /proc/\.a\.lock, so nothing can be put into /proc"
     with pytest.raises(UserError, match=told), disk.file_lock(Path("/proc/.a.lock")):
         pass
+
+
+def doubled(times: int) -> list[Any]:
+    """A list that holds another twice, and that one another twice: 40 of them stand for 2^40 values."""
+    value: list[Any] = ["x"]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def within(times: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(times):
+        value = [value]
+    return value
+
+
+LOOP: list[Any] = []
+LOOP.append({"itself": LOOP})
+REFUSED = {
+    "holds itself": LOOP,
+    "stands for much": doubled(40),
+    "is deep": within(100_000),
+    "is long": ["x" * (1 << 20)] * 100,
+    "a number without end": 10**30_000,
+    "such a key": {10**30_000: 1},
+    "a key of parts": {("a", "b"): 1},
+    "bytes": b"x",
+    "an object": Path("x"),
+    "a class": int,
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_plain_is_refused_in_a_line_that_names_it(value: Any) -> None:
+    for content, words in ((value, "it: "), ({"a": [0, value]}, r"it: a[\w.]*")):
+        with pytest.raises(UserError, match=words) as caught:
+            disk.plain(content, "it")
+        assert len(str(caught.value)) < 2_000
+    with pytest.raises(UserError, match="cannot be used"):
+        disk.plain({"a": LOOP}, "it", kept=(object,))  # states of any type may not hold each other either
+
+
+def test_what_a_file_holds_is_made_anew_of_plain_values() -> None:
+    """Whatever lists, tuples, sets and dictionaries hold each other: a tree of lists and dictionaries."""
+    draw = random.Random(0)
+
+    def value(level: int) -> Any:
+        if level == 0 or draw.random() < 0.2:
+            return draw.choice([None, True, -3, 0.5, "text", "", math.inf])
+        parts = [value(level - 1) for _ in range(draw.randrange(5))]
+        kind = draw.choice([list, tuple, dict, set])
+        if kind is set:
+            return {each for each in parts if isinstance(each, str | int | float | None)}
+        return dict(enumerate(parts)) if kind is dict else kind(parts)
+
+    def same(ours: Any, theirs: Any) -> bool:
+        if isinstance(theirs, dict):
+            return type(ours) is dict and [*ours] == [*theirs] and all(same(ours[key], theirs[key]) for key in theirs)
+        if isinstance(theirs, list | tuple | set):
+            return type(ours) is list and len(ours) == len(theirs) and all(map(same, ours, theirs))
+        return type(ours) is type(theirs) and ours == theirs
+
+    assert all(same(disk.plain(given, "it"), given) for given in (value(6) for _ in range(300)))
+    twice = disk.plain([[1]] * 2, "it")
+    twice[0].append(2)
+    assert twice == [[1, 2], [1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,13 @@ def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path: Path, caps
     finally:
         signal.signal(signal.SIGHUP, before)
     assert "The trials have saved; the same command continues them" in capsys.readouterr().err
+
+
+def test_a_run_finds_modules_where_the_program_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cait` has the current folder last on the path, if at all; `python -m cait` would have it first."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin/cait"
+    script.write_text("import os, sys; sys.exit(sys.path[0] in ('', os.getcwd()))")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert train_run(Program(), tmp_path, []) == 0

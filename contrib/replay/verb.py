@@ -70,7 +70,6 @@ def _choose_start(asked: Namespace) -> None:
 
     They are None without a checkpoint; replay then begins at the first step.
     """
-    from cait.run.checkpoints import is_whole
 
     asked.start, asked.data_state = asked.ckpt_path, None
     nearest = -1
@@ -80,7 +79,7 @@ def _choose_start(asked: Namespace) -> None:
             checkpoint = ckpt.read_checkpoint(path)
             step = int(checkpoint["global_step"])
             asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
-            if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only) and is_whole(path):
+            if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only):
                 nearest, asked.start = step, path
 
 

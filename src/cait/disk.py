@@ -1,4 +1,4 @@
-"""Files that are whole after a kill at any moment, the old one or the new one; locks on files."""
+"""Files: read as plain data, written so that a kill leaves the old one or the new one, and locked."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
+MOST_VALUES, MOST_LETTERS, DEEPEST, MOST_BITS = 1 << 18, 1 << 26, 50, 63
+"""What a file may hold: so many values, letters of texts in all, levels, and bits of a whole number."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 """What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
 QUIET = 20.0
@@ -64,21 +66,61 @@ def read_json(path: Path, shape: Any) -> Any:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {one_line(error)}") from error
+    content = plain(content, path)
     check_shape(content, shape, path)
     return content
 
 
+def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...] = ()) -> Any:
+    """What a file holds, made anew of None, bool, int, float, str, lists and dicts: it may be made to do harm.
+
+    Every reader of a file calls it, before anything looks at what was read. Tuples and sets become lists, and objects
+    of the types in `kept` stay. A part that stands in several places is counted and made in each, so a file that is
+    small may not stand for much, and nothing holds itself.
+
+    Raises:
+        UserError: it holds something else, or more than a file may hold; the error names the file `source`, and the
+            field below `name`.
+    """
+    found: dict[str, Any] = {}
+    waiting: list[tuple[Any, Any, Any, str, int]] = [(found, "", value, name, 0)]  # the last is its level
+    values = letters = 0
+    while waiting:
+        place, key, part, name, level = waiting.pop()
+        problem, pairs = "", []
+        if isinstance(part, dict):
+            place[key], pairs = dict.fromkeys(part), [*part.items()]
+            problem = next(filter(None, (_problem(inner) for inner in part)), "")
+        elif isinstance(part, list | tuple | set | frozenset):
+            place[key], pairs = [None] * len(part), [*enumerate(part)]
+        else:
+            place[key], problem = part, "" if isinstance(part, kept) else _problem(part)
+        texts = [part, *(inner for inner, _ in pairs)]
+        values, letters = values + len(pairs), letters + sum(len(text) for text in texts if isinstance(text, str))
+        if values > MOST_VALUES or letters > MOST_LETTERS or (pairs and level == DEEPEST):
+            most = f"{MOST_VALUES:,} values, {MOST_LETTERS:,} letters or {DEEPEST} levels"
+            problem = f"too large: a file may hold {most}"
+        if problem:
+            raise UserError(f"{source}: {name or 'its content'} cannot be used: it is {problem}")
+        waiting += ((place[key], inner, each, f"{name}.{inner!s:.40}".lstrip("."), level + 1) for inner, each in pairs)
+    return found[""]
+
+
+def _problem(value: Any) -> str:
+    """What a value is that cannot be used, as a part that has no parts or as a key; empty if it can."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"a whole number of more than {MOST_BITS} bits"
+    is_plain = value is None or isinstance(value, str | int | float)
+    return "" if is_plain else f"neither text nor a number, but of the type {type(value).__name__}"
+
+
 def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
-    """Refuse a value that a stranger or a crash may have written: a UserError names the file and the field.
+    """Refuse a `plain` value that a crash or somebody else may have written: a UserError names the file and the field.
 
     A shape is a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
     and {...: shape} of all other fields.
     """
-    kind: Any = shape
-    if isinstance(shape, dict):
-        kind = dict
-    elif isinstance(shape, list):
-        kind = (list, tuple)
+    kind: Any = type(shape) if isinstance(shape, dict | list) else shape
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
         raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")

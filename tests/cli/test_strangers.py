@@ -6,12 +6,16 @@ A new verb is covered as soon as `verbs()` has it: `[verb, RUN]`, or what `MORE`
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
+import math
 import os
+import random
 import re
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from inspect import signature as parameters_of
 from pathlib import Path
@@ -24,6 +28,7 @@ from harness import SMALL, checkpoint, slow
 from lightning.pytorch import Trainer
 from PIL import Image
 
+import cait
 from cait import disk, signature
 from cait.cli import command, main, saved
 from cait.errors import UserError, console, printable
@@ -224,6 +229,13 @@ NAMED: dict[str, Mend] = {
     "a field": lambda bad: changed(bad, **ATTACKS["a field"]),
     "a checkpoint's network": of_checkpoint(name=NET),
     "a checkpoint's class": of_checkpoint(_class_path=CALLBACK),
+    "a checkpoint's metric in a tuple": of_checkpoint(metrics=(("f1", NET),)),
+    "a checkpoint's metrics in a set": of_checkpoint(metrics={NET}),
+    "a text that the parser reads": of_checkpoint(fields={"norm": f"{{class_path: {CALLBACK}}}"}),
+    "a key that the parser takes apart": of_checkpoint(fields={"norm.class_path": CALLBACK}),
+    "what is done to pixels": lambda bad: rewrite(
+        bad, lambda content: of_data(content)["preprocessing"].update(augment_ops=[NET], root=NET)
+    ),
     # Lightning's `instantiate_module` would make an object of any value with a class path.
     "a checkpoint's instantiator": of_checkpoint(
         _instantiator="lightning.pytorch.cli.instantiate_module", optimizer_args={"own": {"class_path": CALLBACK}}
@@ -282,6 +294,78 @@ def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
     for name in ("torchmetrics:os.system", "torch.hub:load", "torch.nn:functional.relu"):
         with pytest.raises(UserError, match="code that may do anything"):
             trust.check_code(bad, {"metrics": {"f1": [name]}}, None)
+
+
+@pytest.mark.parametrize("text", [NET, f"{{class_path: {CALLBACK}}}", "norm.class_path", '"\\x63lass_path": x'])
+def test_code_is_named_in_text_at_any_depth(text: str) -> None:
+    """As the parser of the command line would read it, and wherever a file may put it."""
+    for value in (text, [[text]], {"a": {"b": (text,)}}, {text}, (("a", text),)):
+        with pytest.raises(UserError, match="code that may do anything"):
+            trust.check_code(Path("it"), disk.plain(value, "it"), None)
+    with pytest.raises(UserError, match="names 1, code"):
+        trust.check_code(Path("it"), {"a": {"norm.class_path": 1}}, None)
+
+
+PLACES = [
+    ("hyper_parameters",),
+    *[("hyper_parameters", name) for name in ("name", "fields", "metrics", "img_size", "mean", "loss", "task", "new")],
+    *[("hyper_parameters", "fields", name) for name in ("depth", "embed_dim", "act", "mlp_ratio", "norm", "img_size")],
+    *[("data", name) for name in ("class_names", "depends_on", "preprocessing")],
+    *[("data", "preprocessing", name) for name in ("augment_ops", "root", "mean", "crop_pct", "background", "shrink")],
+    *[(name,) for name in ("data", "state_dict", "epoch", "global_step", "callbacks", "loops", "optimizer_states")],
+]
+"""Where a checkpoint may hold something else."""
+
+
+def hostile(draw: random.Random) -> Any:
+    """A value that no run saves."""
+    looped: list[Any] = ["x"]
+    looped.append({"a": looped})
+    doubled: list[Any] = ["x"]
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    plain = [
+        None,
+        -1,
+        0,
+        10**9,
+        10**30,
+        1e300,
+        math.nan,
+        "",
+        "x" * 99,
+        NET,
+        CALLBACK,
+        "{class_path: payload.Payload}",
+        b"x",
+    ]
+    value = draw.choice([*plain, torch.zeros(3), looped, doubled, torch.float32, Namespace(a=looped)])
+    for _ in range(draw.randrange(3)):
+        value = draw.choice([[value], (value, 1), {"a": value}, {"class_path": value}, {"norm.class_path": value}])
+    return value
+
+
+def test_a_checkpoint_is_data_whatever_it_holds(bad: Path) -> None:
+    """It is loaded, or refused in a line; what it names is never imported, and what is no tree is walked by nobody."""
+    draw, path, bare = random.Random(0), bad / "checkpoints/best.ckpt", bad.parent / "bare.ckpt"
+    whole = path.read_bytes()
+    for trial in range(30):
+        content = torch.load(io.BytesIO(whole), weights_only=True)
+        first, *others = draw.choice(PLACES)
+        if first == "data":
+            first = next(key for key, part in content.items() if part is of_data(content))
+        held: Any = content
+        for name, following in itertools.pairwise([first, *others]):
+            held, first = held[name], following
+        held[first] = hostile(draw)
+        torch.save(content, path)
+        for source in (path, bare):
+            if source == bare:
+                shutil.move(path, bare)
+            with contextlib.suppress(UserError):
+                cait.load(source)
+            assert not Path("ran").exists(), (trial, first, others)
+            assert "payload" not in sys.modules, (trial, first, others)
 
 
 class Unpickled:
@@ -465,6 +549,19 @@ def weights(change: Callable[[dict[str, Any]], Any]) -> Mend:
     return lambda bad: rewrite(bad, change)
 
 
+def flipped(bad: Path) -> None:
+    """A bit of the head has changed on the disk."""
+    for name in ("best.ckpt", "last.ckpt"):
+        path = bad / "checkpoints" / name
+        found, whole = (
+            checkpoint(bad)["state_dict"]["model.head.weight"].numpy().tobytes(),
+            bytearray(path.read_bytes()),
+        )
+        if (at := whole.find(found)) >= 0:
+            whole[at + 3] ^= 0x80
+            path.write_bytes(whole)
+
+
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
@@ -479,6 +576,11 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
         weights(lambda c: c["callbacks"].update(EMA={"x": 1})),
         "the moving average in logs/bad/checkpoints/best.ckpt cannot be used",
     ),
+    "weights: a bit": ("predict", flipped, "best.ckpt is damaged"),
+    "weights: a bit, to score": ("eval", flipped, "best.ckpt is damaged"),
+    "weights: a bit, to start from": ("fit --from", flipped, "best.ckpt is damaged"),
+    "weights: sizes": ("predict", of_checkpoint(num_classes=10**8), "num_classes 100,000,000 is too large"),
+    "weights: a deep network": ("predict", of_checkpoint(fields={"depth": 10**6}), "far larger than its weights"),
     "weights: loops": ("resume", weights(lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
     "weights: optimizer": ("resume", weights(lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
 }

@@ -24,6 +24,7 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor
 
 from cait import seeds
+from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import scan_flat
 from cait.data.reading import load_rgb
@@ -328,6 +329,47 @@ def wide_png(width: int, height: int) -> bytes:
     chunks = (header, b"IDAT" + zlib.compress(bytes(99)))
     parts = (struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def bomb(kind: str) -> bytes:
+    """A picture of 64 pixels whose file claims far more work than that."""
+    name, _, how = kind.partition(" ")
+    file = BytesIO()
+    Image.linear_gradient("L").resize((64, 64)).save(file, name, progressive=how == "scans")
+    data = file.getvalue()
+    if name == "JPEG":
+        parts = {"padding": b"\xff" * 100_000, "comments": b"\xff\xfe\0\2" * 100_000, "junk": b"\xff\0" * 100_000}
+        last = data[data.rindex(b"\xff\xda") : -2]
+        if how in ("scans", "padding at the end"):
+            return data[:-2] + (last * 3_000 if how == "scans" else parts["padding"]) + data[-2:]
+        return data[:2] + parts[how] + data[2:]
+    if name == "PNG":
+        start = data.index(b"IDAT") - 4
+        tag, content = (
+            (b"teSt", b"") if how == "chunks" else (b"IDAT", b"") if how == "data" else (b"teSt", bytes(2**21))
+        )
+        chunk = struct.pack(">I", len(content)) + tag + content + struct.pack(">I", zlib.crc32(tag + content))
+        return data[:start] + chunk * (1 if content else 10_000) + data[start:]
+    if name == "GIF":
+        start = data.index(b",\0\0\0\0")
+        return data[:start] + b"!\xfe" + (b"\xff" + bytes(255)) * 20_000 + b"\0" + data[start:]
+    return data + bytes(2**21)  # WebP
+
+
+BOMBS = ["JPEG scans", "JPEG padding", "JPEG padding at the end", "JPEG comments", "JPEG junk"]
+BOMBS += ["PNG chunks", "PNG data", "PNG a chunk", "GIF comment", "WEBP bytes"]
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_picture_may_not_take_much(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever reads it: the facts of the file are counted before, and while, it is decoded."""
+    monkeypatch.setattr(reading, "OPENING", (10_000, 2**20))
+    monkeypatch.setattr(reading, "DECODING", (10_000, 2**16))
+    (path := tmp_path / "x.jpg").write_bytes(bomb(kind))
+    training = ImageNetDataModule(root=str(tmp_path)).pipeline  # an extra, which may be gone
+    for read in (load_rgb, *([lambda raw: training.open(raw, "x", True)] if training else [])):
+        with pytest.raises(UserError, match=r"cannot read the image .*(scans are more than|far more parts or bytes)"):
+            read(path)
 
 
 @pytest.mark.parametrize(

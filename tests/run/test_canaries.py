@@ -17,8 +17,9 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from modules import SavesAt, loader, module, trainer
 from torch.nn.parallel import DistributedDataParallel
 
+from cait import ckpt
 from cait.data.datamodule import ImageNetDataModule
-from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.module import lay_out_buckets
 
 
@@ -146,11 +147,11 @@ def test_torchs_fused_adamw_leaves_a_step_out_at_found_inf() -> None:
 def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"weights": torch.randn(10_000)}, path)
-    assert is_whole(path)
+    assert ckpt.is_whole(path)
     content = bytearray(path.read_bytes())
     content[damage] ^= 0xFF
     path.write_bytes(content if damage > 0 else content[:damage])
-    assert not is_whole(path)
+    assert not ckpt.is_whole(path)
 
 
 def test_ddp_lays_its_buckets_out_anew_once_and_gradients_without_a_pass_are_enough() -> None:

@@ -24,10 +24,11 @@ from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from runs import RECIPE, TWO, assert_same, wait_for_steps
 from torch.utils._pytree import tree_leaves
 
+from cait import ckpt
 from cait.cores import discard
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
+from cait.run.checkpoints import DurableCheckpointIO, newest_whole
 from cait.run.signals import output_may_go
 
 
@@ -139,7 +140,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, small_disk: Path, w
     assert job.returncode == 2, output
     assert "No space left on device" in output
     assert "Traceback" not in output
-    assert is_whole(run / "checkpoints/last.ckpt")
+    assert ckpt.is_whole(run / "checkpoints/last.ckpt")
     assert not list((run / "checkpoints").glob(".*"))
     ballast.unlink()
     resumed = cait("resume", "full")

@@ -14,8 +14,6 @@ from cait.guards import trust
 from cait.run import rundir
 from cait.settings import group
 
-WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
-
 
 class Loaded(NamedTuple):
     """A network in evaluation mode, and how its images are prepared."""
@@ -94,7 +92,7 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
             return path, None
         disk.check_inside(folder)
         return path, folder
-    if path.suffix in WEIGHTS and not path.is_dir():
+    if path.suffix in ckpt.WEIGHTS and not path.is_dir():
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
@@ -122,20 +120,22 @@ def from_checkpoint(
     checkpoint = ckpt.read_checkpoint(path)
     disk.check_shape(checkpoint.get("hyper_parameters"), ckpt.NETWORK, path, "hyper_parameters")
     ema = ckpt.uses_average(checkpoint, ema)
-    built = _module(path, folder, checkpoint, ema, module)
-    network, (channels, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
+    prepared = (state or {}).get("preprocessing") or {}
+    trust.check_code(path, [hparams, prepared], folder)
+    built = _module(path, checkpoint, ema, module)
+    network, (channels, _, size) = built.model, input_shape(built.hparams)
     if img_size not in (None, size):
         size = img_size
         network = group(NetworkSettings, hparams | {"img_size": size}).build().eval()
         load_weights(network, path, ema)
     settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
-    settings |= saved.data_settings(folder) if folder else (state or {}).get("preprocessing") or {}
+    settings |= saved.data_settings(folder) if folder else saved.of_images(prepared)
     settings |= {"img_size": size, "in_chans": 1 if channels == 1 else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
         images = kind(**saved.accepted(kind, settings))
-    except TypeError as error:
+    except Exception as error:
         source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{', moving average' if ema else ''}, step {checkpoint['global_step']:,}"
@@ -143,15 +143,16 @@ def from_checkpoint(
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 
 
-def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
+    from cait.model.network import at_most
     from cait.train.module import CaiTModule
 
     chosen = ckpt.chosen_weights(checkpoint, path, ema)
     hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
-    trust.check_code(path, hparams, folder)
     try:
-        module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
+        with at_most(checkpoint["state_dict"]):
+            module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         module.model.load_state_dict(chosen)

@@ -34,17 +34,19 @@ def data_settings(folder: Path) -> Settings:
     disk.check_shape(settings, dict, path, "data")
     if not trust.is_own(text):
         trust.check_code(path, settings, None)
-        settings = {name: value for name, value in settings.items() if name in _of_images()}
+        settings = of_images(settings)
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
     return settings
 
 
-def _of_images() -> set[str]:
+def of_images(settings: Settings) -> Settings:
+    """Those of a data module's settings that say where its images are and how they are prepared."""
     from cait.data.folder import Splits
     from cait.data.transforms import Preprocessing
 
-    return {"class_names", *values(Splits()), *values(Preprocessing())}
+    names = {"class_names", *values(Splits()), *values(Preprocessing())}
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def accepted(kind: Any, settings: Settings) -> Settings:

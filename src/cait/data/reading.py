@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, TiffImagePlugin, WebPImagePlugin  # noqa: F401
+from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
 from cait.disk import TABLE, open_file
 from cait.errors import UserError, tell
@@ -39,6 +39,10 @@ FORMATS = tuple(kind for kind in KINDS if kind in Image.OPEN)
 """Pillow's names of what is opened, whatever a file is called. Pillow knows more: PostScript starts an interpreter."""
 MOST_BYTES = 2**30
 """Size of the largest file that is opened."""
+OPENING, DECODING = (10_000, 2**28), (2**21, 2**26)
+"""How often a decoder may read, and how many bytes, until it has opened a file, and then beside 16 bytes a pixel."""
+MOST_SCANS = 100
+"""Passes over a JPEG image that its file may have; a progressive one has about ten."""
 MOST_ASPECT = 1000
 """Longer side over the shorter one, at most: a network's input of 224 pixels then takes 150 MB while it is made."""
 
@@ -112,6 +116,32 @@ def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes
         raise UnreadableImageError(f"cannot read the image {image}: it{str(error).removeprefix(str(image))}") from error
 
 
+class Bounded:
+    """An open file of an image that is read so often and so much at most: small parts may be named by the million.
+
+    Raises ValueError when it is read more.
+    """
+
+    last = b""
+    """What was read last."""
+    padding: bytes | None = None
+    """Bytes that no file of its kind has in a row: a decoder would begin anew with each piece that it reads of them."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.reads, self.bytes = OPENING
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.last = self._file.read(min(size, self.bytes + 1) if size >= 0 else self.bytes + 1)
+        self.reads, self.bytes = self.reads - 1, self.bytes - len(data)
+        if min(self.reads, self.bytes) < 0 or (self.padding and self.padding in data):
+            raise ValueError("its file has far more parts or bytes than its pixels need")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 @contextmanager
 def open_image(image: RawImage) -> Iterator[Image.Image]:
     """Open an image of one of `FORMATS` without decoding it, and close it at the end. Raises any kind of error."""
@@ -119,9 +149,24 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
         check_size(*image.size)
         yield image
         return
-    with open_bytes(image) as file, Image.open(file, formats=FORMATS) as opened:
+    with open_bytes(image) as file, Image.open(bounded := Bounded(file), formats=FORMATS) as opened:
         check_size(*opened.size)
+        if isinstance(opened, JpegImagePlugin.JpegImageFile):
+            bounded.padding = bytes([0xFF]) * 1024
+            if "progressive" in opened.info or bounded.last[:1] != bytes([opened.layers]):  # a scan for some channels
+                place = file.tell()
+                file.seek(0)
+                check_scans(file.read(OPENING[1]))
+                file.seek(place)
+        reads, size = DECODING
+        bounded.reads, bounded.bytes = reads, size + 16 * opened.width * opened.height
         yield opened
+
+
+def check_scans(data: bytes) -> None:
+    """Raise ValueError if a JPEG file has more than `MOST_SCANS`: each may take as long as the whole image."""
+    if (scans := data.count(b"\xff\xda")) > MOST_SCANS:
+        raise ValueError(f"its {scans:,} scans are more than {MOST_SCANS}")
 
 
 def check_size(width: int, height: int) -> None:

@@ -44,7 +44,10 @@ def train_run(
         arguments = ["resume", str(folder)]
     else:
         arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
-    command = [sys.executable, *([program.script] if program.script else ["-m", "cait"]), *arguments]
+    script = program.script or sys.argv[0]
+    # Started as this process was, it looks for modules where this one did: `-m` would put the current folder first.
+    is_script = bool(program.script) or (Path(script).name == "cait" and Path(script).is_file())
+    command = [sys.executable, *([script] if is_script else ["-m", "cait"]), *arguments]
     with (folder / OUTPUT).open("ab") as output:
         where: Any = dict(stdout=output, stderr=output, env=os.environ | dict(variables or {}))
         # In a group of its own: Ctrl-C is for this process, which then ends the run.

@@ -19,8 +19,8 @@ from cait import CONFIGS, disk
 from cait.errors import UserError, did_you_mean, one_line, printable
 from cait.settings import Settings, flatten
 
-MOST_BYTES, DEEPEST = 1 << 20, 50
-"""What a configuration may have: bytes, and levels."""
+MOST_BYTES = 1 << 20
+"""Of a configuration."""
 LINKED = {
     "model.img_size": "give --data.img_size",
     "model.mean": "give --data.mean",
@@ -166,6 +166,7 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_str)  # the parser too takes dates for text
 for kind in (Loader, yaml.SafeDumper):  # the parser takes 1e-3 for a number, so a name like that needs quotes
     number = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
     kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
@@ -174,17 +175,19 @@ for kind in (Loader, yaml.SafeDumper):  # the parser takes 1e-3 for a number, so
 def load(text: str, source: Path | str) -> Any:
     """The value that a YAML text stands for. `source` names it in errors.
 
-    Raises UserError if it is no YAML, deeper than `DEEPEST`, or has control characters or aliases, which may grow.
+    Raises UserError if it is no YAML, holds what `disk.plain` refuses, or has control characters or aliases, which may
+    grow.
     """
     try:
         _check_before_building(text)
-        return yaml.load(text, Loader=Loader)
+        content = yaml.load(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UserError(f"{source} is not YAML{place}: {error.problem or error.context}") from error
     except Exception as error:  # a value may have a tag that it does not fit, as `!!int x`
         raise UserError(f"{source} is not YAML: {one_line(error)}") from error
+    return disk.plain(content, source)
 
 
 def _check_before_building(text: str) -> None:
@@ -194,8 +197,8 @@ def _check_before_building(text: str) -> None:
             depth += 1
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > DEEPEST:
-            raise _refused(f"it has more than {DEEPEST} levels", event)
+        if depth > disk.DEEPEST:  # before the composer, which calls itself
+            raise _refused(f"it has more than {disk.DEEPEST} levels", event)
         if isinstance(event, yaml.AliasEvent):
             raise _refused(f"in the place of *{event.anchor} write what it stands for", event)
         if isinstance(event, yaml.ScalarEvent):

@@ -62,22 +62,33 @@ def own_settings(
     return found
 
 
-def check_code(path: Path, content: Settings, folder: Path | None) -> None:
-    """Refuse settings in the file `path` that name code which the config.yaml in `folder`, if signed, does not name.
+def check_code(path: Path, content: Any, folder: Path | None) -> None:
+    """Refuse a value of the file `path` that names code which the config.yaml in `folder`, if signed, does not name.
 
     The error is a UserError. With --trust-config there is none.
     """
-    own = references.paths_in(signature.own_text(folder / rundir.CONFIG)) if folder else []
-    for name in _code(content):
+    text = signature.own_text(folder / rundir.CONFIG) if folder else ""
+    own = {*code_in(configurations.load(text, path))}
+    for name in code_in(content):
         if name not in own and not _trusted.get():
-            raise UserError(f"{path} names {name}, code that may do anything: {REMEDY}")
+            raise UserError(f"{path} names {name[:100]}, code that may do anything: {REMEDY}")
 
 
-def _code(value: Any) -> Iterator[str]:
-    """What a value names that could be imported, at any depth."""
-    if isinstance(value, str) and references.is_path(value) and not PUBLIC.fullmatch(value):
-        yield value
+def code_in(value: Any) -> Iterator[str]:
+    """What a value, as `disk.plain` gives it, names that could be imported, at any depth.
+
+    It is named in text: as `package.module:name`, or below a `class_path`, for which LightningCLI looks. The parser of
+    the command line reads texts as YAML, where a backslash may stand for any letter, and a key `a.b` as b within a.
+    """
     if isinstance(value, dict):
-        yield from (str(value[key]) for key in ("class_path", "_class_path") if key in value)
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _code(part)
+        yield from (str(part) for key, part in value.items() if _may_hide(str(key)))
+        value = [*value.values()]
+    if isinstance(value, list):
+        for part in value:
+            yield from code_in(part)
+    elif isinstance(value, str) and (_may_hide(value) or references.is_path(value)) and not PUBLIC.fullmatch(value):
+        yield value
+
+
+def _may_hide(text: str) -> bool:
+    return "class_path" in text or "\\" in text

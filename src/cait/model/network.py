@@ -8,19 +8,29 @@ network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
 
 from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place
 from cait.model.cait import CaiT, in_evaluation
 from cait.model.config import TIMM, VARIANTS, variant_config
 
+SMALL, PART = 1 << 24, 1 << 10
+"""Values of a network that is small, and those for which a parameter counts beside its own: each takes time too."""
+LARGEST = 1 << 20
+"""No size or number in a network's fields is larger."""
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
 
@@ -53,6 +63,11 @@ class NetworkSettings:
         beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"}
         for name in beside & set(self.fields or {}):
             raise UserError(f"{name} is a setting beside `fields`, not one of them")
+        fields = {} if references.is_path(self.name) else self.fields or {}  # one's own may have a seed among them
+        for name, value in {**fields, "img_size": self.img_size, "num_classes": self.num_classes}.items():
+            for size in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(size, int) and size > LARGEST:
+                    raise UserError(f"{name} {size:,} is too large: no network has more than {LARGEST:,}")
 
     def build(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
@@ -143,6 +158,29 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     except UserError as error:
         hint = "; --model.fields null gives it none of the fields" if fields else ""
         raise UserError(f"{error}{hint}") from error
+
+
+@contextmanager
+def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse to build networks of more values than the weights `state` have, before they take memory and hours.
+
+    A factory may build a part twice, as a head for other classes: it may use three times as many, or `SMALL` at least.
+    The error is a UserError.
+    """
+    left = 3 * sum(value.numel() for value in state.values() if isinstance(value, Tensor)) + SMALL
+
+    def count(part: nn.Module, name: str, value: Tensor | None) -> None:
+        nonlocal left
+        left -= PART + (0 if value is None or is_lazy(value) else value.numel())
+        if left < 0:
+            raise UserError("its settings make a network that is far larger than its weights")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def in_channels_last(network: nn.Module) -> nn.Module:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from cait.settings import as_text
 
 StateDict = dict[str, Tensor]
 
+NAMED, AVERAGED = ("state_dict", "model", "model_state_dict", "student"), ("state_dict_ema", "model_ema")
+"""Under what files keep weights, and their moving average, that they hold beside something else."""
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
 HEAD_ANEW = "the head starts anew"
@@ -30,37 +31,68 @@ def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, 
 
     With None those of a checkpoint of ours are the ones that chose it, see `cait.ckpt.uses_average`.
 
-    Reads the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints (`state_dict`,
-    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs, and never executes code from them.
-    Raises UserError otherwise.
+    Reads the released `.pth`, timm's training checkpoints, bare state dicts, `.safetensors`, checkpoints of our runs
+    and of other scripts, with the names that they have there, and never executes code from them. Raises UserError
+    otherwise.
     """
     content, classes = _read(path), None
-    state: Any
+    state = None if ema else content
     if ckpt.is_checkpoint(content):
-        state = ckpt.chosen_weights(content, path, ema)
+        disk.check_shape(content, {"state_dict": dict, "callbacks?": dict}, Path(path))
+        state = ckpt.chosen_weights(content, path, ema) or content["state_dict"]
         classes = ckpt.class_names(content)
-    else:
-        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
-        wrapped = [content[key] for key in keys if key in content] if isinstance(content, dict) else []
-        state = next(iter(wrapped), None if ema else content)
-    pairs: Any = state.items() if isinstance(state, dict) else ()
-    if not pairs or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in pairs):
-        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
-    return {key.removeprefix("module."): value for key, value in pairs}, classes or []
+    elif isinstance(content, dict):
+        named = [content[key] for key in (AVERAGED if ema else NAMED) if key in content]
+        whole = [part for part in content.values() if _are_weights(part)]
+        state = named[0] if named else whole[0] if len(whole) == 1 and not ema else state
+    if not _are_weights(state):
+        has = f"; it has {some_of(content)}" if isinstance(content, dict) and content else ""
+        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights{has}")
+    return dict(state), classes or []  # type: ignore[arg-type]
+
+
+def _are_weights(value: Any) -> bool:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return bool(pairs) and all(isinstance(key, str) and isinstance(part, Tensor) for key, part in pairs)
+
+
+def some_of(names: Iterable[Any]) -> str:
+    """The first of many names, for a message."""
+    first, *others = [f"{name!s:.60}" for name in names]
+    return ", ".join([first, *others[:2]]) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
+
+
+def behind_prefix(state: StateDict, names: Collection[str]) -> StateDict:
+    """The weights of a network that has these `names`, if all of them, or all in the file, are behind one prefix.
+
+    It may be any, as "model._orig_mod.". Otherwise `state` as it is. Raises UserError if the names are behind several.
+    """
+    last = next(iter(names))
+    prefixes = {key.removesuffix(last) for key in state if key.endswith(f".{last}")} - {""}
+    whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in names)]
+    found = sorted(whole) or [prefix for prefix in prefixes if all(key.startswith(prefix) for key in state)]
+    if last in state or not found:
+        return state
+    if len(found) > 1:
+        raise UserError(f"it holds the network's weights behind each of {', '.join(found)}: save those of one alone")
+    return {key.removeprefix(found[0]): value for key, value in state.items() if key.startswith(found[0])}
 
 
 def _read(path: str | Path) -> Any:
     path = Path(path)
+    if path.is_dir():
+        held = ", ".join(file.name for file in sorted(path.iterdir()) if file.suffix in ckpt.WEIGHTS)
+        raise UserError(f"{path} is a folder: name a file of weights in it{held and f', as {held}'}")
     ckpt.check_weights(path)
-    disk.open_file(path).close()  # a pipe would wait
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+        if path.suffix != ".safetensors":
+            return ckpt.read(path)
+        from safetensors.torch import load_file
 
-            return load_file(path)
-        # The release keeps the command line of its training beside the weights.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        disk.open_file(path).close()  # a pipe would wait
+        return load_file(path)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{path} cannot be read as weights") from error
 
@@ -70,6 +102,7 @@ def load_weights(
 ) -> list[str]:
     """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
+    - All names may be behind one prefix; what is not behind it is left out.
     - Positions of another resolution are resized, in networks of timm by timm.
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
@@ -79,13 +112,19 @@ def load_weights(
     network it names that one, if the file does.
     """
     state, saved_classes = read_weights(path, ema)
+    own = model.state_dict()
+    try:
+        state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys())
+    except UserError as error:
+        raise UserError(f"{path} cannot be used: {error}") from error
+    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {some_of(state)},"
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             rows = state.pop(key, None)
             if rows is not None and {*saved_classes} == {*own_classes}:
                 state[key] = rows[[saved_classes.index(name) for name in own_classes]]
     try:
-        return _load(model, state, str(path))
+        return _load(model, state, source)
     except UserError as error:
         raise UserError(f"{error}{_named(Path(path))}") from error
 

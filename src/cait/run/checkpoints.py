@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     Only one process writes, and the others wait for it. So a failure is not raised but kept in `error`,
     and `LastCheckpoint` raises it on all processes. torch.save stores a CRC-32 of every tensor, which
-    `is_whole` checks.
+    `cait.ckpt.is_whole` checks.
     """
 
     error: str | None = None
@@ -54,15 +53,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             beside.unlink(missing_ok=True)
 
 
-def is_whole(path: Path) -> bool:
-    """Whether every part of a checkpoint has the checksum that was written with it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError):
-        return False
-
-
 def newest_whole(folder: Path) -> Path | None:
     """The first of a run's checkpoints that is whole; None if there is no checkpoint.
 
@@ -71,7 +61,7 @@ def newest_whole(folder: Path) -> Path | None:
     """
     found = checkpoints(folder)
     for path in found:
-        if is_whole(path):
+        if ckpt.is_whole(path):
             if path != found[0]:
                 print(f"{found[0]} is damaged; going on from {path}", flush=True)
             return path
@@ -127,7 +117,7 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop |= any(each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
         start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
         resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
-        if trainer.is_global_zero and resumes_previous and not is_whole(last):
+        if trainer.is_global_zero and resumes_previous and not ckpt.is_whole(last):
             disk.remove(last)  # else the next save would put it in the place of previous.ckpt, the only whole one
         self.signals.watch(trainer)
         # Lightning logs a step's metrics, and steps a schedule that follows a metric, after the hooks that save. A kill

@@ -116,7 +116,8 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any], list[st
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     try:
-        teacher = group(NetworkSettings, hparams).build()
+        with network.at_most(ckpt.weights(checkpoint)):
+            teacher = group(NetworkSettings, hparams).build()
         teacher.load_state_dict(ckpt.chosen_weights(checkpoint, path))
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error

@@ -22,10 +22,13 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from cait.data.reading import (
     AS_SEEN,
+    DECODING,
+    OPENING,
     PUBLISHED,
     RawImage,
     Reading,
     UnreadableImageError,
+    check_scans,
     check_size,
     load_rgb,
     open_bytes,
@@ -59,6 +62,8 @@ class Frame(NamedTuple):
     """Where the first scan starts."""
     has_exif: bool
     """Whether there may be EXIF data."""
+    scans: bool = False
+    """Whether there may be several scans."""
 
 
 class DecodedImage:
@@ -153,7 +158,10 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
         name = str(raw)
     try:
         with open_bytes(raw) as file:
-            data = file.read()
+            data = file.read(DECODING[1] + 1)
+            if len(data) > DECODING[1]:  # Pillow reads what it needs of it
+                file.seek(0)
+                return _by_pillow(file, name, reading)
     except OSError as error:
         raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
@@ -203,6 +211,8 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
     common = frame.kind in BASELINE and frame.components in (1, 3)
     if decoder == "nvimgcodec" and common and _is_one_scan(data, frame.scan):
         return JpegStream(data, name)
+    if frame.scans:
+        check_scans(data)
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return DecodedImage(tensor.permute(1, 2, 0).numpy())
 
@@ -222,8 +232,8 @@ def _is_one_scan(data: bytes, start: int) -> bool:
 def _header(data: bytes) -> Frame:
     """The header of a JPEG file; raises any error without one."""
     place, kind, components, width, height, has_exif = 2, 0, 0, 0, 0, False
-    while True:
-        start, marker = data[place], data[place + 1]
+    for _ in range(OPENING[0]):
+        first, start, marker = place + 4, data[place], data[place + 1]
         if start != 0xFF:
             raise ValueError("no marker where one should be")
         has_exif |= marker == APP1
@@ -232,7 +242,9 @@ def _header(data: bytes) -> Frame:
             height, width = (int.from_bytes(data[place + at : place + at + 2]) for at in (5, 7))
         place += 2 + int.from_bytes(data[place + 2 : place + 4])
         if marker == 0xDA:  # start of scan
-            return Frame(kind, components, width, height, place, has_exif)
+            several = kind not in BASELINE or data[first] != components
+            return Frame(kind, components, width, height, place, has_exif, several)
+    raise ValueError("it has far more segments than an image needs")
 
 
 def choose() -> Decoder:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cait.cli import saved
-from cait.cli.loading import checkpoint_of
+from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.errors import UserError, to_type
 from cait.model.config import TIMM, VARIANTS
 from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_config
-from cait.run import rundir
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 WAIT = 3.0
@@ -78,16 +77,12 @@ def from_file_or_run(source: str, name: str | None = None) -> Weights:
 
 
 def from_run(path: Path, folder: Path) -> Weights:
-    from cait.guards import trust
-
-    config = saved.of_run(folder)
-    data = saved.data_settings(folder)
-    name = config["model"]["name"]
-    fields = config["model"].get("fields") or {}
+    name = saved.of_run(folder)["model"]["name"]
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
-    trust.check_code(rundir.config(folder), fields, folder)
-    settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
+    loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large
+    fields, data = loaded.module.hparams["fields"] or {}, saved.data_settings(folder)
+    settings: dict[str, Any] = {"model.weights": str(path), "model.name": loaded.name}
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)
