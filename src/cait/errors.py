@@ -86,6 +86,11 @@ def printable(text: str) -> str:
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def say(text: str) -> None:
+    """Print what may hold names from files."""
+    print(*map(printable, text.split("\n")), sep="\n", flush=True)
+
+
 def tell(line: str) -> None:
     """Say something on the side: what a verb prints may be read by a program."""
     with suppress(OSError, ValueError):  # the terminal or the reader has gone

@@ -27,7 +27,7 @@ import cait
 from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import UserError
+from cait.errors import UserError, printable
 from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
@@ -349,7 +349,14 @@ def _hide_noise() -> None:
         warnings.filterwarnings("ignore", message=message)
     for package in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(package).handlers:
-            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
+            handler.addFilter(_shown)
+
+
+def _shown(record: logging.LogRecord) -> bool:
+    """Whether to show what Lightning, or we through it, say; names from files are made `printable`."""
+    text = record.getMessage()
+    record.msg, record.args = "\n".join(map(printable, text.split("\n"))), ()
+    return not text.lstrip().startswith(NOISE)
 
 
 def _listed(value: Any) -> list[Any]:

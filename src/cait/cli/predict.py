@@ -19,7 +19,7 @@ from rich.progress import Progress
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
-from cait.errors import CONTROL, UserError, console, printable
+from cait.errors import CONTROL, UserError, console, printable, tell
 from cait.guards import trust
 from cait.run.program import Program
 
@@ -99,7 +99,7 @@ def _rows(
             if label < 0:
                 error = _why_unreadable(path)
                 unreadable.append(path)
-                print(f"cannot read {printable(path)}: {error}", file=sys.stderr)
+                tell(f"cannot read {path}: {error}")
                 yield {"path": path, "error": error}
             elif is_finite:
                 yield {"path": path, "predictions": classes}

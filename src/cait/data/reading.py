@@ -41,6 +41,8 @@ MOST_BYTES = 2**30
 """Size of the largest file that is opened."""
 OPENING, DECODING = (10_000, 2**28), (2**21, 2**26)
 """How often a decoder may read, and how many bytes, until it has opened a file, and then beside 16 bytes a pixel."""
+PADDING = b"\xff" * 1024
+"""So many bytes of padding in a row no JPEG file has; Pillow would begin anew with each piece that it reads of them."""
 MOST_SCANS = 100
 """Passes over a JPEG image that its file may have; a progressive one has about ten."""
 MOST_ASPECT = 1000
@@ -124,8 +126,7 @@ class Bounded:
 
     last = b""
     """What was read last."""
-    padding: bytes | None = None
-    """Bytes that no file of its kind has in a row: a decoder would begin anew with each piece that it reads of them."""
+    is_jpeg = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -134,7 +135,7 @@ class Bounded:
     def read(self, size: int = -1) -> bytes:
         data = self.last = self._file.read(min(size, self.bytes + 1) if size >= 0 else self.bytes + 1)
         self.reads, self.bytes = self.reads - 1, self.bytes - len(data)
-        if min(self.reads, self.bytes) < 0 or (self.padding and self.padding in data):
+        if min(self.reads, self.bytes) < 0 or (self.is_jpeg and PADDING in data):
             raise ValueError("its file has far more parts or bytes than its pixels need")
         return data
 
@@ -152,7 +153,7 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
     with open_bytes(image) as file, Image.open(bounded := Bounded(file), formats=FORMATS) as opened:
         check_size(*opened.size)
         if isinstance(opened, JpegImagePlugin.JpegImageFile):
-            bounded.padding = bytes([0xFF]) * 1024
+            bounded.is_jpeg = True
             if "progressive" in opened.info or bounded.last[:1] != bytes([opened.layers]):  # a scan for some channels
                 place = file.tell()
                 file.seek(0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from string import Template
 
@@ -14,18 +14,24 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cait import disk
+from cait.errors import printable
 
 
 def write(path: Path, title: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]) -> None:
     """Write a page whole: a title, a list of facts in words, then the sections, each of a heading and HTML."""
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-    html = template.substitute(
+    page = template.substitute(
         title=escape(title),
         facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts),
         sections="".join(f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections),
     )
     with disk.whole(path) as beside:
-        beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
+        beside.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
+
+
+def escape(text: str) -> str:
+    """A text in HTML, without marks that turn the direction of writing."""
+    return html.escape(printable(text))
 
 
 def paragraph(text: str) -> str:

@@ -67,11 +67,14 @@ def behind_prefix(state: StateDict, names: Collection[str]) -> StateDict:
 
     It may be any, as "model._orig_mod.". Otherwise `state` as it is. Raises UserError if the names are behind several.
     """
-    last = next(iter(names))
-    prefixes = {key.removesuffix(last) for key in state if key.endswith(f".{last}")} - {""}
+    if all(name in state for name in names):
+        return state
+    parts = [key.split(".") for key in state]
+    places = [(each, place) for each in parts for place in range(1, len(each)) if ".".join(each[place:]) in names]
+    prefixes = {f"{'.'.join(each[:place])}." for each, place in places}
     whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in names)]
     found = sorted(whole) or [prefix for prefix in prefixes if all(key.startswith(prefix) for key in state)]
-    if last in state or not found:
+    if not found:
         return state
     if len(found) > 1:
         raise UserError(f"it holds the network's weights behind each of {', '.join(found)}: save those of one alone")

@@ -16,7 +16,7 @@ from cait.data.folder import FolderSource, not_listed
 from cait.data.listing import Files, same_bytes
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
-from cait.errors import UserError, console, tell
+from cait.errors import UserError, console, say, tell
 from cait.run.program import Program
 
 THUMBNAIL, SAME = 32, 4.0
@@ -40,11 +40,11 @@ def check(arguments: list[str], program: Program) -> None:
     doubtful: list[str] = []
     wrong = list(_faults(open_source(str(root)), given.images, doubtful))
     for line in wrong:
-        print(f"wrong: {line}")
+        say(f"wrong: {line}")
     if wrong:
         raise UserError(f"{len(wrong)} thing(s) wrong with {root}")
     verdict = f"can be used; look at the {len(doubtful)} thing(s) above" if doubtful else "is as it should be"
-    print(f"{root} {verdict}")
+    say(f"{root} {verdict}")
 
 
 def _faults(source: Any, images: int, doubtful: list[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassCalibrationError, MulticlassCo
 
 from cait.cli.evaluate import Row, Scorer, Scores, Scoring
 from cait.data.folder import abbreviate
-from cait.errors import UserError
+from cait.errors import UserError, say
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
 from cait.train.callbacks import EMA
@@ -152,4 +152,4 @@ class Evaluation(Scorer, Callback):
         """Print the classes with the lowest accuracy."""
         if weak := weakest(result[self.scoring.chosen]["per_class"]):
             names = [f"{name} ({share:.1f} %)" for share, name in weak]
-            print(f"weakest classes: {abbreviate(names, WEAKEST)}")
+            say(f"weakest classes: {abbreviate(names, WEAKEST)}")

@@ -24,6 +24,7 @@ from cait.data.reading import (
     AS_SEEN,
     DECODING,
     OPENING,
+    PADDING,
     PUBLISHED,
     RawImage,
     Reading,
@@ -213,6 +214,8 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
         return JpegStream(data, name)
     if frame.scans:
         check_scans(data)
+    if PADDING in data:
+        raise ValueError("Pillow refuses it")
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return DecodedImage(tensor.permute(1, 2, 0).numpy())
 

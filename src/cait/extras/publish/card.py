@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import cait
 from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options, named_run
-from cait.errors import UserError
+from cait.errors import UserError, say
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -55,7 +56,7 @@ def card(arguments: list[str], program: Program) -> None:
 
         exporting.write(str(folder), "timm", output, given, program)
     for path in sorted(output.iterdir()):
-        print(os.path.relpath(path))
+        say(os.path.relpath(path))
     if given.repo:
         print(f"next: hf upload {given.repo} {os.path.relpath(output)}")
 
@@ -74,7 +75,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     scored, state = about[chosen], ckpt.data_state(content) or {}
     images = state.get("depends_on", {}).get("training pictures")
-    repo = given.repo or f"OWNER/{folder.name}"
+    repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
     card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))
     drawn = curves.draw({folder.name: curves.read(folder)})
     for name in ("config.json", "model.safetensors"):
@@ -100,13 +101,14 @@ def text(
     from cait.extras.scores import WEAKEST, weakest
     from cait.extras.words import network_name
 
+    settings = yaml.safe_dump(_settings(config), sort_keys=False).strip()
     variables: dict[str, Any] = {
         **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
         **dict(data=config["data"], model=config["model"], dataset=_data_name(config), version=cait.__version__),
         "network": network_name(about["model"], config["model"].get("fields")),
         "results": _results(scores),
         "weakest": weakest(scores["per_class"])[:WEAKEST],
-        "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
+        "settings": settings.replace("`" * 3, "'" * 3),  # which would end the block
     }
     template = str(Path(__file__).with_name("card.jinja"))
     return f"{ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)}\n"
@@ -177,4 +179,4 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _cell(text: str) -> str:
     """A name in Markdown, with all markup escaped."""
     shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)
+    return re.sub(r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown)  # addresses are links too

@@ -17,7 +17,7 @@ from cait.cli.options import Options, asks_for_help
 from cait.data.folder import FolderSource
 from cait.data.reading import Reading
 from cait.data.source import open_source
-from cait.errors import UserError, tell
+from cait.errors import UserError, say, tell
 from cait.extras.recipe.figures import Settings, Survey, Trial, data_arguments, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
@@ -119,9 +119,9 @@ def report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     held = " (held out, see validation.csv)" if source.holds_out else ""
     colour = "grey" if folder.grey else "colour"
     images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
-    print(f"recipe    chosen for {source.root}, because no --config is given")
+    say(f"recipe    chosen for {source.root}, because no --config is given")
     for topic, text in [("images", f"{images}{colour}, about {folder.side} pixels"), *recipe.lines]:
-        print(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
+        say(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
 
 

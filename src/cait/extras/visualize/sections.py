@@ -24,7 +24,7 @@ from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
-from cait.errors import UserError
+from cait.errors import UserError, say
 from cait.extras import curves, page, plots
 from cait.extras.visualize import maps
 from cait.extras.words import network_name
@@ -75,7 +75,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     except maps.NoMapsError as error:
         if folder is None or given.images:
             raise
-        print(f"no maps: {error}", flush=True)
+        say(f"no maps: {error}")
     if folder is not None:
         sections.append(_curves(folder))
         for table in plugins.results(folder):
@@ -103,7 +103,7 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
         number = drawn[stem.lower()]
         file = output / f"{stem}{f'+{number}' if number > 1 else ''}.png"  # of several with one name
         plots.write(figure, file)
-        print(f"{os.path.relpath(file)}  {words}", flush=True)
+        say(f"{os.path.relpath(file)}  {words}")
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
         raise UserError(f"no validation image of {loaded.data.root} can be read")
@@ -167,7 +167,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         images, names = _validation(loaded), loaded.class_names
         scored = score(loaded.network, loaded.data.val_dataloader())
     except UserError as error:  # a run from elsewhere, whose images are not here
-        print(f"the validation set is not scored: {error}")
+        say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
     wrong = [each for each in scored if each.predicted != each.label]
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"

@@ -120,10 +120,12 @@ def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fie
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
-    table = Results("Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], "a\n# b\x1b[31m| is better")
+    table = Results(
+        "Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], "a\n# b\x1b[31m| http://c www.d is better"
+    )
     card = rendered(table)
     assert "### Baselines\n\n|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |\n" in card
-    assert "\na \\# b\\[31m\\| is better.\n" in card
+    assert "\na \\# b\\[31m\\| http\\://c www\\.d is better.\n" in card
     assert "2 classes: a\\` \\<b\\> for images" in card
 
 
