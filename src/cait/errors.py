@@ -49,6 +49,8 @@ LIMITS = {
     "Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "killed by signal: Killed": "the system has ended a loader process, as it does when memory runs out; lower "
     "--data.num_workers, or take a machine with more memory",
+    "exited unexpectedly": "a loader process has ended, as when memory runs out; lower --data.num_workers, or take a "
+    "machine with more memory",
     "Connection closed by peer": "another process of the run has ended, and says why",
     "Connection reset by peer": "another process of the run has ended, and says why",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",

@@ -78,7 +78,8 @@ class Misfortune(Callback):
             return
         done.touch()
         if self.what == "a loader process is killed":
-            multiprocessing.active_children()[0].kill()
+            for child in multiprocessing.active_children():  # an earlier run of this process may have left some
+                child.kill()
         elif self.what == "an error in one process" and trainer.global_rank == 1:
             raise UserError("as of an image that only this process meets")
         elif self.what == "the images are gone":
