@@ -69,11 +69,15 @@ test-contrib: $(TOOLS) ## Run the tests of contrib/
 
 .PHONY: test-all
 test-all: $(TOOLS) ## Run all tests there are, each part whether another fails or not
-	@$(MAKE) --keep-going test-long test-two $(LONG_TESTS)
+	@$(MAKE) --keep-going test-long test-two laws $(LONG_TESTS)
 
 .PHONY: test-long
 test-long: $(TOOLS) ## Run the tests of every part and the longer ones
-	@$(BIN)/python -m pytest tests src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel' $(ARGS)
+	@$(BIN)/python -m pytest tests src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
+
+.PHONY: laws
+laws: $(TOOLS) ## Try the laws of docs/laws.md on all pairs of settings, or on other situations with SEED=n
+	@SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/laws/test_pairs.py -m '' -n 2 --dist worksteal $(ARGS)
 
 .PHONY: test-two
 test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes

@@ -1,0 +1,30 @@
+"""Situations that cover all pairs of settings, each a run that must keep the laws.
+
+`make test` tries some of them, `make laws` all, and `make laws SEED=n` others.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from laws import Trial
+from situations import Situation, all_pairs, pairs, situations
+
+SEED = int(os.environ.get("SEED", "0"))
+QUICK = 3
+"""Situations on one process that `make test` tries."""
+
+
+def chosen() -> list:
+    quick = [each for each in situations(0) if each.devices == "1"][:QUICK]
+    others = [each for each in situations(SEED) if SEED or each not in quick]
+    return [*quick, *(pytest.param(each, marks=pytest.mark.laws) for each in others)]
+
+
+def test_each_pair_that_makes_sense_is_covered() -> None:
+    assert {pair for each in situations(0) for pair in pairs(each)} == all_pairs()
+
+
+@pytest.mark.parametrize("situation", chosen(), ids=lambda each: "-".join(each).replace(" ", "_"))
+def test_a_run_keeps_the_laws(situation: Situation, tmp_path: Path) -> None:
+    assert Trial(tmp_path, situation).check() == []
