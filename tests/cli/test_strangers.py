@@ -381,7 +381,6 @@ def test_a_checkpoint_is_no_code(bad: Path, tmp_path: Path, capfd: Capture) -> N
     timms.write_bytes(hostile.read_bytes())
     torch.load(hostile, weights_only=False)
     Path("ran").unlink()  # so it would
-    changed(bad, weights_only=False)
     given = ["--trust-config", f"--ckpt_path={hostile}"]
     fresh = ["fit", "--config=logs/good/config.yaml", "--ckpt_path=null", "--run_name=fresh"]
     distilled = [*fresh, "--model.distillation=hard"]
