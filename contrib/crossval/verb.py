@@ -16,13 +16,13 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras import curves
-from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.guards.configurations import check_run_name
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
 from cait.run.program import Program
 from cait.train.metrics import best_mode
 from contrib.crossval import doubt, doubtful_page
+from contrib.runner import OUTPUT, failure, interruptible, train_run
 
 DESCRIPTION = """\
 Train a run for each of --data.folds folds (5), one after another, under logs/NAME, and give the

@@ -17,9 +17,9 @@ from rich.progress import Progress
 from cait import cores, disk
 from cait.cli.options import Options
 from cait.errors import UserError, console
-from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.run import rundir
 from cait.run.program import Program
+from contrib.runner import OUTPUT, failure, interruptible, train_run
 from contrib.study import report
 from contrib.study.grid import GRID, Grid, StudyRun
 from contrib.study.results import Result, read_result, result_of, write_result

@@ -128,7 +128,7 @@ def to_type(make: str, cait: str) -> str:
 
 
 def to_install(packages: str) -> str:
-    """The command that installs `packages`, or an optional group of this package, as "[sweep]"."""
+    """The command that installs `packages`, or an optional group of this package, as "[export]"."""
     if packages.startswith("["):
         packages = f"'cait-lightning{packages}'" if IS_INSTALLED else f"--editable '.{packages}'"
     return f"{'' if IS_INSTALLED else '.venv/bin/'}pip install {packages}"

@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 VERBS = {
     "sweep": Verb(
-        "cait.extras.sweep.verb:sweep",
+        "contrib.sweep.verb:sweep",
         "search settings for the best run, in trials: cait sweep SPACE.yaml",
     )
 }

@@ -8,9 +8,9 @@ from pathlib import Path
 from cait import disk
 from cait.cli.options import Options
 from cait.errors import UserError, to_install, to_type
-from cait.extras.runner import interruptible
 from cait.run import rundir
 from cait.run.program import Program
+from contrib.runner import interruptible
 
 DESCRIPTION = """\
 Train the trials of a space of settings and show which are best. What is done is not trained
@@ -24,9 +24,9 @@ def sweep(arguments: list[str], program: Program) -> None:
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
     given = options.parse_args(arguments)
     if find_spec("optuna") is None:  # told before anything that takes long
-        raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}")
-    from cait.extras.sweep import trials
-    from cait.extras.sweep.search_space import SearchSpace
+        raise UserError(f"a sweep needs Optuna: {to_install('optuna')}")
+    from contrib.sweep import trials
+    from contrib.sweep.search_space import SearchSpace
 
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name

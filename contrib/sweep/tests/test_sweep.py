@@ -16,9 +16,9 @@ from harness import DEVICES, LIMIT, REPO, link_digits, start
 from optuna.trial import TrialState
 
 from cait.errors import UserError
-from cait.extras.sweep import trials
-from cait.extras.sweep.search_space import SearchSpace
 from cait.run.program import Program
+from contrib.sweep import trials
+from contrib.sweep.search_space import SearchSpace
 
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),

@@ -15,10 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 from cait.disk import acquire_lock, file_lock
 from cait.errors import DISK_FULL, UserError
 from cait.extras import curves
-from cait.extras.runner import failure, train_run
-from cait.extras.sweep.search_space import SearchSpace
 from cait.run import rundir
 from cait.run.program import Program
+from contrib.runner import failure, train_run
+from contrib.sweep.search_space import SearchSpace
 
 STUDY = "study.db"
 LOCK = ".sweep.lock"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cait.extras.runner import OUTPUT, failure, interruptible, train_run
 from cait.run.program import Program
+from contrib.runner import OUTPUT, failure, interruptible, train_run
 
 
 def other(folder: Path, code: str) -> Program:
