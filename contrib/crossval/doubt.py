@@ -28,25 +28,17 @@ Row = tuple[str, str, str, str, str]
 
 def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
     """The data module of a run, and what its last checkpoint thinks of its validation images."""
-    import torch
-
     from cait.guards import trust
 
     with trust.only_own(False):
         checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
-    device = loading.device()
-    data, network, task = loaded.data, loaded.network.to(device), loaded.task
-    samples = data.predict_samples = data.source.val
-    found, read = list[Any](), list[Any]()
-    with torch.inference_mode():
-        for images, known in data.predict_dataloader():
-            found.append(task.probabilities(network(images.to(device))).cpu())
-            read.append(known >= 0)
-    kept = torch.cat(read).nonzero().flatten().tolist()
+    data, samples = loaded.data, loaded.data.source.val
+    found, read = map(np.concatenate, zip(*loaded.judge(samples), strict=True))
+    kept = np.flatnonzero(read >= 0).tolist()
     paths = [below(data.root, samples.name(index)) for index in kept]
     labels = [samples[index][1] for index in kept]
-    return data, (paths, labels, torch.cat(found)[kept].numpy())
+    return data, (paths, labels, found[kept])
 
 
 def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cait import disk, plugins
 from cait.cli import loading
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run.program import Program
 from cait.settings import values
@@ -34,8 +34,6 @@ Samples = list[dict[str, Any]]
 def demo(arguments: list[str], program: Program) -> None:
     """Write a folder with a page that classifies images in the browser."""
     given = _options().parse_args(arguments)
-    if given.run is None:
-        raise run_missing("demo")
     if given.samples < 0:
         raise UserError(f"--samples must be at least 0, got {given.samples}")
     checkpoint, folder = loading.checkpoint_of(given.run, "show")
@@ -67,7 +65,7 @@ def demo(arguments: list[str], program: Program) -> None:
 
 def _options() -> Options:
     options = Options("demo", "Write a page that runs the best network of a run in the browser.")
-    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
     options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
     copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
@@ -137,7 +135,7 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
 
     if loaded.task.several:
         raise UserError("an image may have several classes")
-    data, images = loaded.data, _validation(loaded)
+    data, images = loaded.data, loaded.validation()
     sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
     indices = range(0, len(images), -(-len(images) // SCORED))
     counted, right = 0, [0, 0]
@@ -154,14 +152,6 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     return counted, right
 
 
-def _validation(loaded: loading.Loaded) -> Any:
-    """The validation images; UserError if they are not here or have other classes."""
-    loaded.data.setup("validate")
-    if loaded.data_state is not None:
-        loaded.data.load_state_dict(loaded.data_state)  # which refuses other classes
-    return loaded.data.val_images
-
-
 def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     """Copy up to `most` validation images, one of each class or of evenly spread ones, no larger than the network sees.
 
@@ -173,7 +163,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     from cait.data.reading import UnreadableImageError, load_rgb
 
     try:
-        images = _validation(loaded).samples
+        images = loaded.validation().samples
     except UserError as error:
         print(f"the page has no sample images: {error}")
         return []

@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from cait.cli.options import Options, named_run
+from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras import curves
 from cait.extras.plots import panels, write
+from cait.run import rundir
 from cait.run.program import Program
 from contrib.monitor import FILE
 
@@ -58,8 +59,8 @@ Tables = dict[tuple[str, str], Table]
 def heat_maps(arguments: list[str], program: Program) -> None:
     """Draw the heat maps of a run into its folder."""
     options = Options("heat-maps", "Draw the layers that a run has measured.")
-    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    folder = named_run("heat-maps", options.parse_args(arguments).run)
+    options.add_argument("run", metavar="NAME", help="the run's folder in logs/")
+    folder = rundir.folder_of(options.parse_args(arguments).run)
     for name, figure in draw(folder).items():
         path = folder / "heat_maps" / f"{name}.png"
         write(figure, path)

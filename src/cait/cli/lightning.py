@@ -216,7 +216,7 @@ class CaiTCLI(LightningCLI):
         """The run's folder. It is made now if the run has no name."""
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
-        launched = "LOCAL_RANK" in os.environ or self.processes.several()  # by torchrun or Lightning, or by SLURM
+        launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1  # by torchrun or Lightning, or by SLURM
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             model = re.sub(r"[/:]", "-", config.model.name)
@@ -268,7 +268,7 @@ class CaiTCLI(LightningCLI):
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
-        if self.processes.several():
+        if self.processes.started() > 1:
             self.processes.compare(self._facts())
         try:
             with output_may_go():

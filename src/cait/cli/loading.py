@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,27 @@ class Loaded(NamedTuple):
     def label_names(self) -> list[str]:
         """What the labels of its images are called: the classes, or sets of them."""
         return getattr(self.data.source, "label_names", self.class_names)
+
+    def validation(self) -> Any:
+        """The validation images of the run. Raises UserError if they are not here or have other classes."""
+        data = self.data
+        data.setup("validate")
+        if self.data_state is not None:
+            data.load_state_dict(self.data_state)
+        if data.num_classes != len(self.class_names):
+            raise UserError(f"the network knows {len(self.class_names)} classes, {data.root} has {data.num_classes}")
+        return data.val_images
+
+    def judge(self, samples: Any) -> Iterator[tuple[Any, Any]]:
+        """Probabilities [B, num_classes] on the CPU, and labels [B], by batch; NO_LABEL if an image is unreadable."""
+        import torch
+
+        network = self.network.to(device())
+        self.data.predict_samples = samples
+        for images, labels in self.data.predict_dataloader():
+            with torch.inference_mode():
+                probabilities = self.task.probabilities(network(images.to(device()))).cpu()
+            yield probabilities, labels
 
 
 def load(

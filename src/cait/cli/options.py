@@ -71,18 +71,7 @@ def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:
 
 
 def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
-    """(the folder of the run that comes first, the other arguments); see `named_run`."""
-    name = None if not arguments or arguments[0].startswith("-") else arguments[0]
-    return named_run(verb, name), arguments[1:]
-
-
-def named_run(verb: str, name: str | None) -> Path:
-    """The folder of the run that is named. Raises UserError if none is named, or there is none of this name."""
-    if not name:
-        raise run_missing(verb)
-    return rundir.folder_of(name)
-
-
-def run_missing(verb: str) -> UserError:
-    """The error where no run is named."""
-    return UserError(f"which run? `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")
+    """(the folder of the run that comes first, the other arguments). Raises UserError if none is named, or there."""
+    if not arguments or not arguments[0] or arguments[0].startswith("-"):
+        raise UserError(f"which run? `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")
+    return rundir.folder_of(arguments[0]), arguments[1:]

@@ -43,7 +43,7 @@ def predict(arguments: list[str], program: Program) -> None:
         raise UserError("no names on standard input")
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-        _write(loaded, paths, loading.device(), given)
+        _write(loaded, paths, given)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -77,22 +77,14 @@ def _paths(place: str) -> Iterable[str]:
     return [place]  # a missing file gets a row too
 
 
-def _rows(
-    loaded: loading.Loaded, paths: list[str], device: Any, top_k: int | None, unreadable: list[str]
-) -> Iterator[Row]:
+def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]) -> Iterator[Row]:
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
-    import torch
-
     from cait.data.listing import Files
 
-    data, network, task = loaded.data, loaded.network.to(device), loaded.task
+    data, remaining = loaded.data, iter(paths)
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
-    data.predict_samples = Files((path, 0) for path in paths)
-    remaining = iter(paths)
-    for images, labels in data.predict_dataloader():
-        with torch.inference_mode():
-            probabilities = task.probabilities(network(images.to(device))).cpu()
-        best = task.best(probabilities, loaded.class_names, top_k)
+    for probabilities, labels in loaded.judge(Files((path, 0) for path in paths)):
+        best = loaded.task.best(probabilities, loaded.class_names, top_k)
         finite = probabilities.isfinite().all(dim=1).tolist()
         for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
             path = next(remaining)
@@ -118,11 +110,11 @@ def _why_unreadable(path: str) -> str:
     return "it could not be read at first"
 
 
-def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argparse.Namespace) -> None:
+def _write(loaded: loading.Loaded, paths: list[str], given: argparse.Namespace) -> None:
     """Write the rows to the file or to the screen."""
     start, screen, unreadable = time.monotonic(), console(stderr=True), list[str]()
     is_shown = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    rows = _rows(loaded, paths, device, given.top_k, unreadable)
+    rows = _rows(loaded, paths, given.top_k, unreadable)
     # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
     bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=not is_shown, auto_refresh=False)
     with bar, _file(given.output) as file:

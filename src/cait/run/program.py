@@ -35,7 +35,6 @@ class Processes:
 
     def __init__(self) -> None:
         self._store: Store | None = None
-        self._agreements = 0  # so far
 
     def cluster(self) -> ClusterEnvironment | None:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
@@ -67,18 +66,14 @@ class Processes:
         cluster = self.cluster()
         return cluster.world_size() if cluster is not None else 1
 
-    def several(self) -> bool:
-        """Whether torchrun or SLURM started more than this one process."""
-        return self.started() > 1
-
     def follow_launcher(self, trainer: Any) -> None:
         """Take the number of processes from torchrun or SLURM, where the Trainer's settings ask for one or for "auto".
 
         A recipe for one device would train as many times, in one folder.
         """
-        if self.several():
+        if (started := self.started()) > 1:
             nodes = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1)
-            for name, number in (("devices", self.started() // nodes), ("num_nodes", nodes)):
+            for name, number in (("devices", started // nodes), ("num_nodes", nodes)):
                 if str(trainer[name]) in ("1", "auto"):
                     trainer[name] = number
 
@@ -88,13 +83,11 @@ class Processes:
         if cluster is None or cluster.world_size() == 1:
             return [word]
         rank, size = cluster.global_rank(), cluster.world_size()
-        place = f"cait/agreement {self._agreements}"
-        self._agreements += 1
         try:
             store = self._store = self._store or _open_store(cluster)
+            place = f"cait/agreement {store.add(f'cait/agreements of {rank}', 1)}"
             store.set(f"{place}/{rank}", word)
-            places = [f"{place}/{other}" for other in range(size)]
-            told = [each.decode() for each in store.multi_get(places)]
+            told = [each.decode() for each in store.multi_get([f"{place}/{other}" for other in range(size)])]
             if store.add(f"{place}/read", 1) == size:
                 store.set(f"{place}/all have read", "")
             if rank == 0:  # it serves the store, so it may not end before

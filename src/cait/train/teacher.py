@@ -16,6 +16,7 @@ from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM
 from cait.model.network import NetworkSettings
+from cait.model.weights import HEAD_ANEW, load_weights
 from cait.settings import group
 from cait.train.losses import DistillationSettings
 
@@ -31,23 +32,15 @@ class Teacher(nn.Module):
         own: of the images that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
         students: of the images that it judges. A network for RGB sees grey images in all three channels.
-        order: where the student's classes are among the teacher's, if not in the same order.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(
-        self,
-        network: nn.Module,
-        own: Normalization,
-        img_size: int | None,
-        students: Normalization,
-        order: list[int] | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, own: Normalization, img_size: int | None, students: Normalization) -> None:
         super().__init__()
         self.network = network.requires_grad_(False)
-        self.img_size, self.order = img_size, order
+        self.img_size = img_size
         mean_t, std_t, mean_s, std_s = (torch.tensor(values).view(-1, 1, 1) for values in (*own, *students))
         # ((x · std_s + mean_s) - mean_t) / std_t
         self.register_buffer("scale", std_s / std_t)
@@ -59,8 +52,7 @@ class Teacher(nn.Module):
         images = images * self.scale + self.shift
         if self.img_size is not None and images.shape[-1] != self.img_size:
             images = F.interpolate(images, size=(self.img_size,) * 2, mode="bicubic", antialias=True)
-        logits = self.network(images)
-        return logits if self.order is None else logits[:, self.order]
+        return self.network(images)
 
 
 def load_teacher(
@@ -77,9 +69,9 @@ def load_teacher(
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
-    name, img_size, names = settings.teacher, None, None
+    name, img_size = settings.teacher, None
     if name.endswith(".ckpt"):
-        teacher, hparams, names = _of_run(name, student.name)
+        teacher, hparams = _of_run(name, student.name, classes or ())
         known = hparams["num_classes"]
         img_size = hparams["img_size"]
         own = (hparams["mean"], hparams["std"])
@@ -94,16 +86,11 @@ def load_teacher(
         raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    order = None
-    if names and classes and names != [*classes]:
-        if odd := sorted({*names} ^ {*classes}):
-            raise UserError(f"the teacher {name} knows other classes than the data: {abbreviate(odd)}")
-        order = [names.index(each) for each in classes]
-    return Teacher(teacher, own, img_size, students, order)
+    return Teacher(teacher, own, img_size, students)
 
 
-def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any], list[str] | None]:
-    """The network of a run with the weights that chose it, its hyper-parameters, and its classes if it names them."""
+def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a run with the weights that chose it, in the order of `classes`, and its hyper-parameters."""
     if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path)
@@ -115,13 +102,17 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any], list[st
     signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
+    names = ckpt.class_names(checkpoint)
+    if names and classes and (odd := sorted({*names} ^ {*classes})):
+        raise UserError(f"the teacher {path} knows other classes than the data: {abbreviate(odd)}")
     try:
         with network.at_most(ckpt.weights(checkpoint)):
             teacher = group(NetworkSettings, hparams).build()
-        teacher.load_state_dict(ckpt.chosen_weights(checkpoint, path))
+        if HEAD_ANEW in load_weights(teacher, path, own_classes=classes):
+            raise UserError("it has no head")
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
-    return teacher, hparams, ckpt.class_names(checkpoint)
+    return teacher, hparams
 
 
 def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:

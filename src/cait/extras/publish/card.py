@@ -12,7 +12,7 @@ from typing import Any
 import cait
 from cait import ckpt, disk, plugins
 from cait.cli import saved
-from cait.cli.options import Options, named_run
+from cait.cli.options import Options
 from cait.errors import UserError, say
 from cait.run import rundir
 from cait.run.program import Program
@@ -39,14 +39,14 @@ FIGURES = {
 def card(arguments: list[str], program: Program) -> None:
     """Write the card of a run, and for a model of the Hub timm's files beside it."""
     options = Options("card", WHAT)
-    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("run", metavar="NAME", help="the run's folder in logs/")
     options.add_argument("repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub")
     options.add_weights()
     named = "the Hub's identifier, as apache-2.0; default none is named"
     options.add_argument("--license", metavar="ID", help=named)
     options.add_trust()
     given = options.parse_args(arguments)
-    folder = named_run("card", given.run)
+    folder = rundir.folder_of(given.run)
     if given.repo and given.repo.count("/") != 1:
         raise UserError(f"name the model as OWNER/NAME, not {given.repo}")
     output = folder / "card"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cait import disk
 from cait.cli.loading import checkpoint_of, from_checkpoint
-from cait.cli.options import Options, run_missing
+from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras.publish.formats import ANY, Forward, write_onnx, write_timm, write_torch_export
 from cait.guards import trust
@@ -47,14 +47,12 @@ FORMATS = {
 def export_run(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
     options = Options("export", "Write the best network of a run for other programs.")
-    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--format", choices=FORMATS, default="timm", help="default timm")
     options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
     given = options.parse_args(arguments)
-    if given.run is None:
-        raise run_missing("export")
     files, difference = write(given.run, given.format, given.output, given, program)
     for file in files:
         print(os.path.relpath(file))

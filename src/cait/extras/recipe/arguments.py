@@ -85,7 +85,7 @@ def chosen(given: dict[str, Any], source: str, minutes: float, program: Program)
         except (TypeError, ValueError, ArithmeticError):
             return "{}"
 
-    is_from_lightning = "LOCAL_RANK" in os.environ and CHOSEN in os.environ and not program.processes.several()
+    is_from_lightning = "LOCAL_RANK" in os.environ and CHOSEN in os.environ and program.processes.started() == 1
     if not is_from_lightning:  # which started this process with the arguments of the first
         os.environ[CHOSEN] = program.processes.of_first(planned)
     found = json.loads(os.environ[CHOSEN])

@@ -122,7 +122,7 @@ def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, N
 
 def _one_of_each_class(loaded: Loaded) -> Iterator[tuple[str, Tensor, str]]:
     """The first readable validation image of each class, and the class."""
-    images, names = _validation(loaded), loaded.label_names
+    images, names = loaded.validation(), loaded.label_names
     unseen = {*range(len(names))}
     for index in range(len(images)):
         with suppress(UnreadableImageError):
@@ -132,17 +132,6 @@ def _one_of_each_class(loaded: Loaded) -> Iterator[tuple[str, Tensor, str]]:
             if label in unseen:
                 unseen.remove(label)
                 yield f"{names[label]}/{Path(images.samples.name(index)).stem}", pixels, names[label]
-
-
-def _validation(loaded: Loaded) -> Any:
-    """The validation images of the run; a UserError if they are not here or have other classes than the checkpoint."""
-    data = loaded.data
-    data.setup("validate")
-    if loaded.data_state is not None:
-        data.load_state_dict(loaded.data_state)
-    if data.num_classes != len(loaded.class_names):
-        raise UserError(f"the network knows {len(loaded.class_names)} classes, {data.root} has {data.num_classes}")
-    return data.val_images
 
 
 def _seen(loaded: Loaded, pixels: Tensor) -> Tensor:
@@ -164,7 +153,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     if loaded.task.several:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
-        images, names = _validation(loaded), loaded.class_names
+        images, names = loaded.validation(), loaded.class_names
         scored = score(loaded.network, loaded.data.val_dataloader())
     except UserError as error:  # a run from elsewhere, whose images are not here
         say(f"the validation set is not scored: {error}")
