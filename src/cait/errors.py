@@ -44,26 +44,28 @@ NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
-    "unable to allocate shared memory": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
+    "shared memory|Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
-    "Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
-    "killed by signal: Killed": "the system has ended a loader process, as it does when memory runs out; lower "
+    "killed by signal: Killed|exited unexpectedly": "a loader process has ended, as when memory runs out; lower "
     "--data.num_workers, or take a machine with more memory",
-    "exited unexpectedly": "a loader process has ended, as when memory runs out; lower --data.num_workers, or take a "
-    "machine with more memory",
-    "Connection closed by peer": "another process of the run has ended, and says why",
-    "Connection reset by peer": "another process of the run has ended, and says why",
+    "Connection (closed|reset) by peer": "another process of the run has ended, and says why",
+    "out of memory|can't allocate memory": "lower --data.batch_size or --data.img_size, or add "
+    "--model.grad_checkpointing true",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
+    "No supported gpu backend found": "take --trainer.accelerator auto or cpu, and look at what nvidia-smi says",
+    "SyncBatchNorm layers only work with GPU": "leave out --trainer.sync_batchnorm on CPUs",
+    "parameters that were not used in producing the loss": "freeze them, or add --trainer.strategy "
+    "ddp_find_unused_parameters_true",
 }
-"""What the system and torch say of limits, and what helps."""
+"""What the system, torch and Lightning say of limits, and what helps."""
 
 
 def of_system(error: Exception) -> UserError | None:
     """The line for an error about a file, a full disk or a limit of the system; None for any other."""
     text, cause = one_line(error), error.__context__  # torch wraps what a disk says
-    for limit, remedy in LIMITS.items() if isinstance(error, OSError | RuntimeError | ValueError) else ():
-        if limit in text:
-            return UserError(f"{limit[0].lower()}{limit[1:]}: {remedy}")
+    for limit, remedy in LIMITS.items():
+        if found := re.search(limit, text):
+            return UserError(f"{found[0][0].lower()}{found[0][1:]}: {remedy}")
     if isinstance(error, MemoryError):
         return UserError(f"out of memory{f': {text}' if text else ''}")
     if isinstance(error, OSError) and error.filename is not None:
@@ -134,12 +136,6 @@ def to_install(packages: str) -> str:
     return f"{'' if IS_INSTALLED else '.venv/bin/'}pip install {packages}"
 
 
-def kind_and_place(error: BaseException) -> str:
-    """What an error in somebody else's code says, and where: "ValueError: no such luck (my_net.py:12)"."""
-    error, place = of_own_line(error) or (error, "{}:{}".format(*_calls(error)[-1]))
-    return f"{_said(error)} ({place})"
-
-
 def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
     """The error, or the cause of it, that arose in the user's own files, and the innermost line there: "my_net.py:12".
 
@@ -155,8 +151,8 @@ def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
     return None
 
 
-def _said(error: BaseException) -> str:
-    """The kind of an error, and what it says."""
+def said(error: BaseException) -> str:
+    """The kind of an error in somebody else's code, and what it says: "ValueError: no such luck"."""
     found = OF_WORKER.match(str(error))
     return one_line(found[1] if found else f"{type(error).__name__}: {error}").rstrip(": ")
 
@@ -180,7 +176,7 @@ def in_a_line(error: Exception) -> str:
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
     if not (own := of_own_line(error)):
         return "; ".join([str(known), *notes]) if known else ""
-    kind, line = _said(own[0]).partition(":")[0], str(known or kind_and_place(error))
+    kind, line = said(own[0]).partition(":")[0], str(known or said(own[0]))
     missing = ", ".join(word for word in (kind, own[1]) if word not in line)
     return "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cait.errors import UserError, kind_and_place
+from cait.errors import UserError, said
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -107,7 +107,7 @@ def extras() -> dict[str, ModuleType]:
     try:
         return {name: importlib.import_module(path) for name, path in paths}
     except Exception as error:  # a stranger's package may raise anything
-        raise UserError(f"an extra cannot be imported: {kind_and_place(error)}") from error
+        raise UserError(f"an extra cannot be imported: {said(error)}") from error
 
 
 def _contributed() -> list[tuple[str, str]]:

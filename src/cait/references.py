@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import Any
 
-from cait.errors import UserError, did_you_mean, kind_and_place, one_line
+from cait.errors import UserError, did_you_mean, said
 
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
@@ -45,6 +45,4 @@ def made(path: str, *args: Any, **kwargs: Any) -> Any:
     except UserError:
         raise
     except Exception as error:  # of many kinds: it is the user's code
-        is_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        reason = kind_and_place(error) if is_within else one_line(error)  # else it takes other arguments
-        raise UserError(f"cannot make {path}: {reason}") from error
+        raise UserError(f"cannot make {path}: {said(error)}") from error

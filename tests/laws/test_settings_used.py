@@ -317,7 +317,7 @@ ALONE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "trainer.fast_dev_run": (True, lambda t: t.fast_dev_run),
 }
 REFUSED = {
-    "trainer.accelerator": ("gpu", "--trainer.accelerator gpu: this machine has no GPU"),
+    "trainer.accelerator": ("gpu", "no supported gpu backend found: take --trainer.accelerator auto"),
     "trainer.strategy": ("ddp_spawn", "runs save and resume with ddp or one device"),
     "trainer.devices": ("3", "cannot be shared out over 3 batches"),
     "trainer.num_nodes": ("2", "start it on every machine with torchrun or srun"),

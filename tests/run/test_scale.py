@@ -98,7 +98,7 @@ def test_a_launchers_processes_train_one_run_or_are_refused(
         assert fit.world_size == processes
     else:
         assert asked == 3
-        with pytest.raises(UserError, match=f"make {3 * fit.num_nodes} processes, .* has started {processes}"):
+        with pytest.raises(UserError, match=f"make {3 * fit.num_nodes} processes, {processes} were started"):
             refusals.check_processes(fit, started.started())
 
 
@@ -175,4 +175,4 @@ def test_an_overlay_for_gpus_is_refused_in_a_line_without_one(cait: Cait) -> Non
     refused = cait("fit", "--config", str(REPO / "configs/digits.yaml"), "--config", "trainer/gpu.yaml")
     assert refused.returncode == 2
     line = refused.stderr.splitlines()[-1]
-    assert line.startswith("cait: error: --trainer.accelerator gpu: this machine has no GPU that PyTorch can use; ")
+    assert line.startswith("cait: error: no supported gpu backend found: take --trainer.accelerator auto")

@@ -122,7 +122,7 @@ OWN = f"{__name__}:Own"
     ("value", "message"),
     [
         (torch.zeros(7, 7), "the metric f1.macro fails: ValueError: it must compute one number, .*average='macro'"),
-        ("update", r"the metric f1.macro fails: ValueError: no such luck at all \(.*test_metrics.py:\d+\)"),
+        ("update", "the metric f1.macro fails: ValueError: no such luck at all"),
     ],
 )
 def test_a_metric_without_a_number_is_refused_before_training(

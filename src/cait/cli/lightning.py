@@ -158,8 +158,7 @@ class CaiTCLI(LightningCLI):
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            verb = VERBS[self.arguments[0]]
-            raise UserError(refusals.explain(str(error), verb, self.arguments, self._known())) from error
+            raise UserError(refusals.explain(str(error), VERBS[self.arguments[0]], self._known())) from error
         self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)

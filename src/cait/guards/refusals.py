@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import plugins
-from cait.errors import DISK_FULL, UserError, did_you_mean, kind_and_place, of_own_line, one_line
+from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
 from cait.references import is_path
 from cait.settings import flatten
 from cait.train.metrics import best_mode
 
-IN_WORDS = {
-    "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
-    "auto or cpu, and look at what nvidia-smi says",
-    "SyncBatchNorm layers only work with GPU": "--trainer.sync_batchnorm true needs GPUs: leave it out on CPUs",
-    "parameters that were not used in producing the loss": "the network has parameters that the loss does not reach, "
-    "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
-}
-"""A part of what Lightning says, and what a user needs to know instead."""
 REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
 MOST = 100
 """Letters of a line: the value may be an object with all its settings."""
@@ -49,55 +41,46 @@ REPLACED = {
 }
 """Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
 
-Of = Callable[[str], Any]
-NEEDS: dict[str, tuple[str, Callable[[Of], Any]]] = {
-    "data.mix_prob data.mix_mode": ("Mixup or CutMix", lambda of: of("data.mixup") or of("data.cutmix")),
-    "data.mix_switch_prob": ("both Mixup and CutMix", lambda of: of("data.mixup") and of("data.cutmix")),
-    "data.color_jitter": ("auto_augment 3a or null", lambda of: (of("data.auto_augment") or "3a").startswith("3a")),
-    "model.distillation_alpha model.teacher": ("distillation", lambda of: of("model.distillation") != "none"),
-    "model.distillation_tau": ("distillation soft", lambda of: of("model.distillation") == "soft"),
+SCALED, IMAGES = (None, "layerscale", "scalar"), "data.root data.val_list"
+NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "data.mix_prob data.mix_mode": ("Mixup or CutMix", "data.mixup data.cutmix", lambda *of: not any(of)),
+    "data.mix_switch_prob": ("both Mixup and CutMix", "data.mixup data.cutmix", lambda *of: not all(of)),
+    "data.color_jitter": ("auto_augment 3a or null", "data.auto_augment", lambda of: of and not of.startswith("3a")),
+    "model.distillation_alpha model.teacher": ("distillation", "model.distillation", lambda of: of == "none"),
+    "model.distillation_tau": ("distillation soft", "model.distillation", lambda of: of != "soft"),
     "model.teacher_path model.teacher_fields": (
         "distillation from a teacher of timm's",
-        lambda of: of("model.distillation") != "none" and not of("model.teacher").endswith(".ckpt"),
+        "model.distillation model.teacher",
+        lambda how, teacher: how == "none" or teacher.endswith(".ckpt"),
     ),
-    "model.weights_ema": ("--model.weights", lambda of: of("model.weights")),
-    "model.warmup_lr": ("a warm-up", lambda of: of("model.warmup_epochs")),
-    "model.min_lr": ("--model.schedule cosine", lambda of: of("model.schedule") == "cosine"),
-    "model.label_smoothing": ("loss cross_entropy or bce", lambda of: not is_path(of("model.loss"))),
-    "model.fields.layer_scale_init": (
-        "residual layerscale or scalar",
-        lambda of: of("model.fields.residual") in (None, "layerscale", "scalar"),
-    ),
-    "trainer.gradient_clip_algorithm": ("a gradient_clip_val", lambda of: of("trainer.gradient_clip_val")),
-    "save_every_n_minutes save_every_n_steps": (
-        "checkpoints",
-        lambda of: of("trainer.enable_checkpointing") is not False,
-    ),
-    "model.optimizer_args.lr model.optimizer_args.weight_decay": ("its place beside model.optimizer", lambda _: False),
-    "trainer.limit_test_batches trainer.limit_predict_batches": ("a verb that tests", lambda _: False),
-    "trainer.model_registry": ("Lightning's own checkpoints", lambda _: False),
+    "model.weights_ema": ("--model.weights", "model.weights", lambda of: not of),
+    "model.warmup_lr": ("a warm-up", "model.warmup_epochs", lambda of: not of),
+    "model.min_lr": ("--model.schedule cosine", "model.schedule", lambda of: of != "cosine"),
+    "model.label_smoothing": ("loss cross_entropy or bce", "model.loss", is_path),
+    "model.fields.layer_scale_init": ("LayerScale", "model.fields.residual", lambda of: of not in SCALED),
+    "trainer.gradient_clip_algorithm": ("a gradient_clip_val", "trainer.gradient_clip_val", lambda of: not of),
+    "save_every_n_minutes save_every_n_steps": ("checkpoints", "trainer.enable_checkpointing", lambda of: of is False),
+    "model.optimizer_args.lr model.optimizer_args.weight_decay": ("its place beside optimizer", "", lambda: True),
+    "trainer.limit_test_batches trainer.limit_predict_batches": ("a verb that tests", "", lambda: True),
+    "trainer.model_registry": ("Lightning's own checkpoints", "", lambda: True),
 }
-"""Settings that do nothing without others: what they need in words, and whether it is there, by the others' values."""
+"""Settings that do nothing without others: what they need in words, the others, and whether their values lack it."""
 
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn errors about settings that Lightning refuses, and about too little memory, into a UserError."""
+    """Turn errors about settings that Lightning or jsonargparse refuses into a UserError."""
     try:
         yield
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
-        if re.search(r"out of memory|can't allocate memory", str(error)):
-            remedy = "lower --data.batch_size or --data.img_size, or add --model.grad_checkpointing true"
-            raise UserError(f"out of memory: {remedy}") from error
-        words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
-        if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
-            words = kind_and_place(error) if of_own_line(error) else _shortened(str(error))
         *_, last = traceback.extract_tb(error.__traceback__)
         is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
-        if words or is_lightnings or isinstance(error, MisconfigurationException):
-            raise UserError(words or one_line(error)) from error
+        if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
+            raise UserError(said(own[0]) if (own := of_own_line(error)) else _shortened(str(error))) from error
+        if is_lightnings or isinstance(error, MisconfigurationException):
+            raise of_system(error) or UserError(one_line(error)) from error
         raise
 
 
@@ -116,15 +99,16 @@ def in_restoring(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def explain(message: str, verb: str, arguments: list[str], known: list[str]) -> str:
+def explain(message: str, verb: str, known: list[str]) -> str:
     """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
     if found := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
-        return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{_hint(found[1], verb, known)}"
+        last, options = f".{found[1].replace('-', '_')}", [f"--{name}" for name in known]
+        same = " or ".join(option for option in options if option.endswith(last))
+        near = did_you_mean(f"--{found[1]}", options, f"; `cait {verb} --help=all` lists what there is")
+        return f"there is no setting {found[1]}{f'; did you mean {same}?' if same else near}"
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         return f"{found[1]} cannot be set: {configurations.LINKED.get(found[1], 'it follows another setting')}"
-    if found := re.match(r'Parser key "(.+?)":', message):
-        return f"{_file_with(found[1], arguments, message)}--{found[1]}: {_shortened(message[found.end() :])}"
-    return one_line(message)
+    return re.sub(r'^Parser key "(.+?)":', r"--\1:", _shortened(message))
 
 
 def _shortened(message: str) -> str:
@@ -132,31 +116,6 @@ def _shortened(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines()]
     told = [line[:MOST] for line in lines if line and not line.startswith(REPEATED)]
     return "; ".join(told).replace(":; ", ": ")
-
-
-def _hint(word: str, verb: str, known: list[str]) -> str:
-    """The end of a message about an unknown setting: what has its last part, or is alike."""
-    last = f".{word.replace('-', '_')}"
-    if same := [f"--{name}" for name in known if name.endswith(last)]:
-        return f"; did you mean {' or '.join(same)}?"
-    options = [f"--{name}" for name in known]
-    return did_you_mean(f"--{word}", options, f"; `cait {verb} --help=all` lists what there is")
-
-
-def _file_with(key: str, arguments: list[str], message: str = "") -> str:
-    """The last configuration that sets the key, if any to the value in the message, as "mine.yaml: ".
-
-    Empty if an option sets it, or none.
-    """
-
-    def is_among(names: Iterable[str]) -> bool:
-        return any(f"{name.rstrip('+')}.".startswith(f"{key}.") for name in names)
-
-    files = reversed(configurations.config_files(arguments))
-    held = {file: found for file in files if is_among(found := flatten(configurations.settings(file)))}
-    if not held or is_among(name for name, _ in configurations.options(arguments)):
-        return ""
-    return f"{max(held, key=lambda file: message.endswith(f'value: {held[file].get(key)}'))}: "
 
 
 def check_settings(given: Any) -> None:
@@ -184,60 +143,48 @@ class Given:
         files = [flatten(configurations.settings(path)) for path in configurations.config_files(arguments)]
         words = [arguments, sys.argv[1:]]  # an extra adds words to those that were typed
         self.sources = [*files, *(dict(configurations.options(each)) for each in words)]
+        self.data = config.data.as_dict()
         self.held, self.defaults = flatten(config.as_dict()), flatten(defaults.as_dict())
 
     def check(self) -> None:
         """Raise UserError if a setting lacks what it needs, by `NEEDS`."""
-        for names, (needed, is_there) in NEEDS.items():
-            others = list[str]()
+        for names, (needed, others, is_lacking) in NEEDS.items():
+            if is_lacking(*map(self.held.get, others.split())):
+                self.unused(names, others, needed)
 
-            def of(name: str, asked: list[str] = others) -> Any:
-                asked.append(name)
-                return self.held.get(name)
-
-            if not is_there(of):
-                self.unused(names.split(), others, needed)
-
-    def unused(self, names: Iterable[str], others: Iterable[str], needed: str) -> None:
+    def unused(self, names: str, others: str, needed: str) -> None:
         """Raise UserError if one of these settings is given, no earlier than the `others` that leave it without use."""
-        for name in names:
+        for name in names.split():
             parts = {key: value for key, value in self.held.items() if key.startswith(f"{name}.")}
             value = self.held.get(name, parts)
             if not value or value == self.defaults.get(name):  # off, or as if it were not given
                 continue
             told = f"--{name} {value} does nothing without {needed}"
-            if self._last([name]) >= self._last(others):
+            if self._last(name) >= self._last(others):
                 raise UserError(f"{told}: leave it out")
             rank_zero_info(f"left out: {told}")
 
-    def _last(self, names: Iterable[str]) -> int:
+    def _last(self, names: str) -> int:
         """The place of the last source that gives one of these settings, or a part or the whole of it; -1 for none."""
-
-        def is_given(held: Iterable[str]) -> bool:
-            return any(
-                f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names for key in held
-            )
-
-        return max((place for place, held in enumerate(self.sources) if is_given(held)), default=-1)
+        given = [(at, f"{key}.") for at, held in enumerate(self.sources) for key in held]
+        wanted = [f"{name}." for name in names.split()]
+        return max(
+            (at for at, key in given for name in wanted if key.startswith(name) or name.startswith(key)), default=-1
+        )
 
     def check_made(self, network: Any, source: Any, strategy: Any) -> None:
         """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""
+        root, divides = self.data["root"], getattr(source, "holds_out", False)
         if isinstance(strategy, SingleDeviceStrategy):
-            self.unused(["trainer.sync_batchnorm"], ["trainer.devices", "trainer.strategy"], "several processes")
+            self.unused("trainer.sync_batchnorm", "trainer.devices trainer.strategy", "several processes")
         if getattr(network, "takes_no_drop_path_rate", False):
-            self.unused(
-                ["model.drop_path_rate"], ["model.name"], f"a network that takes it, as {self.held['model.name']}"
-            )
-        others, divides = ["data.root", "data.val_list"], getattr(source, "holds_out", False)
-        if not divides or self.held["data.val_list"]:
-            self.unused(
-                ["data.val_fraction"], others, "a --data.root that has no validation images, nor a list of them"
-            )
+            self.unused("model.drop_path_rate", "model.name", "a network that takes it")
+        if not divides or self.data["val_list"]:
+            self.unused("data.val_fraction", IMAGES, "a root to divide, and no list")
         if not divides:
-            self.unused(["data.val_list"], others, "a root of class folders alone")
-        settings = {name.removeprefix("data."): value for name, value in self.held.items() if name.startswith("data.")}
-        unused = [f"data.{name}" for name in plugins.without_use(self.held["data.root"], settings)]
-        self.unused(unused, others, f"a root of another kind than {self.held['data.root']}")
+            self.unused("data.val_list", IMAGES, "a root of class folders alone")
+        without_use = " ".join(f"data.{name}" for name in plugins.without_use(root, self.data))
+        self.unused(without_use, IMAGES, f"a root of another kind than {root}")
 
 
 def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
@@ -261,8 +208,7 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
 
 def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
-    scaled = schedule.lr * images / (schedule.lr_base_size or images)
-    peak = max(schedule.lr, scaled)
+    peak = schedule.lr * max(1, images / (schedule.lr_base_size or images))
     if schedule.schedule != "constant" and schedule.min_lr > peak:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
@@ -283,9 +229,7 @@ def check_processes(trainer: Trainer, started: int) -> None:
     if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
-    if started > 1 and started != asked:
-        are = f"{asked} processes, the launcher has started {started}"
-        raise UserError(f"--trainer.devices and num_nodes make {are}: give both as 1, and the launcher's number holds")
-    if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
-        are = f"{asked} processes, SLURM has started {trainer.world_size}"
-        raise UserError(f"--trainer.devices and num_nodes make {are}: take srun, or without it unset SLURM_NTASKS")
+    for have in (started if started > 1 else asked, trainer.world_size):  # Lightning would train on as many as these
+        if have != asked:
+            ways = "give both as 1 to torchrun; under SLURM take srun, or unset SLURM_NTASKS"
+            raise UserError(f"--trainer.devices and num_nodes make {asked} processes, {have} were started: {ways}")

@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from cait import references
-from cait.errors import UserError, did_you_mean, kind_and_place
+from cait.errors import UserError, did_you_mean, said
 from cait.model.cait import CaiT, in_evaluation
 from cait.model.config import TIMM, VARIANTS, variant_config
 
@@ -230,7 +230,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         with torch.no_grad(), in_evaluation(network):
             logits = network(torch.zeros(2, *shape))
     except Exception as error:
-        raise UserError(f"{name} fails on images of {list(shape)}: {kind_and_place(error)}") from error
+        raise UserError(f"{name} fails on images of {list(shape)}: {said(error)}") from error
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if got != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from cait import ckpt, plugins
-from cait.errors import UserError, kind_and_place
+from cait.errors import UserError, said
 from cait.references import locate, made
 from cait.train.losses import Loss, LossSettings
 
@@ -168,7 +168,7 @@ def named_in_errors(part: str) -> Iterator[None]:
     except Exception as error:
         if "DataLoader worker" in str(error):  # one has died, which torch raises in whatever line is running
             raise
-        raise UserError(f"the {part} fails: {kind_and_place(error)}") from error
+        raise UserError(f"the {part} fails: {said(error)}") from error
 
 
 def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:
