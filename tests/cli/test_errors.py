@@ -46,7 +46,7 @@ OPTIONS = {
     "--model": "argument --model: expected one argument",
     "--model.name xxs25": "unknown model 'xxs25'; did you mean xxs24?",
     "--model.fields.dept 3": "did you mean depth?",
-    "--model.fields.embed_dim 1000000000000": "allocate memory: lower --data.batch_size",
+    "--model.fields.embed_dim 1000000000000": "embed_dim 1,000,000,000,000 is too large",
     "--ckpt_path no.ckpt": "no.ckpt does not exist",
     "--ckpt_path notes.txt": "not a whole checkpoint",
     "--ckpt_path data": "cannot read data on ",
