@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cait import references
 from cait.errors import UserError, said
 
 GROUP = "cait.extras"
@@ -52,7 +53,7 @@ class Verb:
     """Whether it needs no PyTorch; before any other verb a line says that PyTorch is imported, which takes seconds."""
 
     def load(self) -> Any:
-        return load(self.function)
+        return references.locate(self.function)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def settings() -> list[Setting]:
 
 def groups(part: str) -> list[type]:
     """The dataclasses whose fields extras add to the settings of the data module, "data", or of the "model"."""
-    return [load(added[part]) for added in of_kind("GROUPS") if part in added]
+    return [references.locate(added[part]) for added in of_kind("GROUPS") if part in added]
 
 
 def without_use(root: str, settings: dict[str, Any]) -> list[str]:
@@ -149,16 +150,10 @@ def without_use(root: str, settings: dict[str, Any]) -> list[str]:
     for extra in extras().values():
         if "data" in getattr(extra, "GROUPS", {}):
             opens = extra.open_source(root, settings) is not None
-            names[opens] |= {field.name for field in fields(load(extra.GROUPS["data"]))}
+            names[opens] |= {field.name for field in fields(references.locate(extra.GROUPS["data"]))}
     return sorted(names[False] - names[True])
 
 
 def results(folder: Path) -> list[Results]:
     """The tables that extras have about a run."""
     return [table for read in of_kind("results") if (table := read(folder))]
-
-
-def load(path: str) -> Any:
-    """The object at "module:name"."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -64,7 +64,7 @@ OPTIONS = {
 }
 CONFIGS = {
     "digit.yaml": "--config digit.yaml: there is no such file; did you mean digits.yaml?",
-    "open.yaml": "open.yaml is not YAML at line 3, column 6",
+    "open.yaml": "line 3, column 6",
     "empty.yaml": "empty.yaml is not a configuration",
     "word.yaml": "word.yaml is not a configuration: it holds no settings",
     "bytes.yaml": "no text",
@@ -78,9 +78,9 @@ VERBS = {
     "zo": "unknown verb 'zo'; did you mean zoo?",
     "resume": "which run?",
     "resume nowhere": "there is no run logs/nowhere",
-    "resume broken": "logs/broken/config.yaml is not YAML at line 2",
+    "resume broken": "logs/broken/config.yaml is not YAML: ",
     "resume new": "logs/new/config.yaml is missing",
-    "eval broken": "logs/broken/config.yaml is not YAML at line 2",
+    "eval broken": "logs/broken/config.yaml is not YAML: ",
     "resume changed --trust-config": "error: --trainer.max_epochs: Expected a <class 'int'>",
     "eval new": "nothing to score",
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",

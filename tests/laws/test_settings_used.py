@@ -523,7 +523,7 @@ def test_a_setting_of_the_run_is_seen(run: Run, files: dict[str, str]) -> None:
     after = run(*words_of(ALL), f"--model.weights={files['FILE']}").trainer
     for name, (_, see) in ALL.items():
         assert see(after) != known[name], name
-    added = {"SolveHead", "Baselines", "AddLogger", "LearningRateMonitor", "Timer"}
+    added = {"SolveHead", "Baselines", "LambdaCallback", "LearningRateMonitor", "Timer"}
     assert added <= {*names(after)} - {*known["logger"]}
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, plugins, progress, seeds
+from cait import cores, disk, plugins, progress, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
 from cait.data.listing import below
@@ -181,7 +181,7 @@ class ImageNetDataModule(LightningDataModule):
         - `how_read`: what decodes, in a few words.
         """
         found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
-        return plugins.load(found[0])(self.preprocessing, self.augmentation) if found else None
+        return references.locate(found[0])(self.preprocessing, self.augmentation) if found else None
 
     @cached_property
     def train_transform(self) -> Any:

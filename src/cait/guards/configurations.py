@@ -121,11 +121,8 @@ def settings(path: Path, text: str | None = None) -> Settings:
     content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
-    groups = {group: part for group, part in content.items() if isinstance(part, dict)}
-    names = [f"{group}.{key}" for group, part in groups.items() for key in part]
-    for name in names:
-        if name in LINKED:  # the parser would silently ignore it
-            raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
+    for name in LINKED.keys() & flatten(content).keys():  # the parser would silently ignore it
+        raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
     return content
 
 
@@ -181,10 +178,6 @@ def load(text: str, source: Path | str) -> Any:
     try:
         _check_before_building(text)
         content = yaml.load(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{source} is not YAML{place}: {error.problem or error.context}") from error
     except Exception as error:  # a value may have a tag that it does not fit, as `!!int x`
         raise UserError(f"{source} is not YAML: {one_line(error)}") from error
     return disk.plain(content, source)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cait import plugins
+from cait import plugins, references
 from cait.errors import UserError
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
@@ -164,7 +164,7 @@ def backend_named(name: str) -> Callable[..., Tensor]:
         raise UserError(
             f"attention_backend must be one of {', '.join(['recompute', 'reference', *added])}, got {name!r}"
         )
-    return plugins.load(added[name])
+    return references.locate(added[name])
 
 
 class TalkingHeads(torch.autograd.Function):

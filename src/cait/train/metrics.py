@@ -252,4 +252,4 @@ def task_named(name: str | None, num_classes: int) -> Any:
     tasks = plugins.merged("TASKS")
     if name is not None and name not in tasks:
         raise UserError(f"the network's task is {name}, which needs an extra that is not here")
-    return plugins.load(tasks[name])(num_classes) if name else OneClass(num_classes)
+    return locate(tasks[name])(num_classes) if name else OneClass(num_classes)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from typing import TYPE_CHECKING
-
-from cait.errors import UserError
 
 if TYPE_CHECKING:
     from cait.run.program import Program
@@ -21,8 +18,6 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
         return arguments
     asking = {"--data", "--data.root", "--from", "--minutes"}
     names = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
-    if near := [name for name in names - asking if difflib.get_close_matches(name, ["--minutes"], cutoff=0.85)]:
-        raise UserError(f"there is no setting {near[0].lstrip('-')}; did you mean --minutes?")
     if asking.isdisjoint(names):
         return arguments
     from cait.extras.recipe.arguments import add_recipe

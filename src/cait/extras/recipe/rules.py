@@ -59,8 +59,7 @@ class Recipe:
         return self.held.setdefault(setting, value)
 
     def take_all(self, settings: Settings) -> None:
-        for setting, value in settings.items():
-            self.take(setting, value)
+        self.held = {**settings, **self.held}
 
     def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))

@@ -12,7 +12,6 @@ def callbacks(run: Run) -> list[Any]:
     """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
     from lightning.pytorch.callbacks import ProgressBar
 
-    from cait.errors import console
     from cait.extras.screen.progress import EpochLines, RunProgressBar
     from cait.extras.screen.tables import Banner, RunSummary
 
@@ -22,7 +21,7 @@ def callbacks(run: Run) -> list[Any]:
         named = given if isinstance(given, list) else [given]
         if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in named):
             shown.append(RunProgressBar())
-        shown.append(EpochLines(console().width if sys.stdout.isatty() else None))
+        shown.append(EpochLines())
     if run.trainer.enable_model_summary is not False:
         shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False

@@ -72,14 +72,7 @@ class RunProgressBar(RichProgressBar):
 
 
 class EpochLines(Callback):
-    """One line for each epoch, in a log or above the bar of a terminal.
-
-    Args:
-        width: of the terminal; a line that is longer says nothing of the wait for images. None is no limit.
-    """
-
-    def __init__(self, width: int | None = None) -> None:
-        self.width = width
+    """One line for each epoch, in a log or above the bar of a terminal."""
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
@@ -117,8 +110,7 @@ class EpochLines(Callback):
         waited = _waited(trainer) - self._waited_before
         steps = self._batch_end - self._epoch_start
         share = waited / steps if steps > 0 else 0.0
-        whole = f"{line}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
-        return whole if self.width is None or len(whole) <= self.width else line
+        return f"{line}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
 
 
 def _waited(trainer: Trainer) -> float:

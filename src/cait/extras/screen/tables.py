@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from torch import nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from cait import ckpt, plugins
@@ -25,6 +25,7 @@ from cait.errors import UserError, console, printable, to_type
 from cait.extras.words import duration, network_name
 from cait.model import network
 from cait.model.attention import SelfAttention
+from cait.model.cait import in_evaluation
 from cait.progress import Position, total_steps
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
@@ -105,12 +106,6 @@ class Banner(ModelSummary):
             rows["folder"] = str(self.run_dir)
         return rows
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated_from = time.monotonic()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._measured_from += time.monotonic() - self._validated_from
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._last_step or not trainer.is_global_zero:  # gradients accumulate
             return
@@ -136,14 +131,11 @@ def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
-    tensors = [*model.parameters(), *model.buffers()]
-    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
-    for weight in model.parameters():
-        bare[id(weight)] = nn.Parameter(bare[id(weight)], requires_grad=False)
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}  # a copy may fill a GPU
     try:
-        copy = deepcopy(model, bare).eval()  # without weights, which may fill a GPU
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            copy(torch.empty(1, *shape, device="meta"))
+        with torch.no_grad(), in_evaluation(model), FlopCounterMode(display=False) as counter:
+            functional_call(model, bare, torch.empty(1, *shape, device="meta"))
         return counter.get_total_flops() / 2e9
     except Exception:  # a network of the user's own may do anything
         return None

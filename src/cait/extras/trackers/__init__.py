@@ -43,6 +43,9 @@ def callbacks(run: Run) -> list[Any]:
         raise UserError(f"{given} does nothing without {other}: leave it out")
     if not name or not logs or run.trainer.fast_dev_run:  # these log nothing
         return []
-    from cait.extras.trackers.trackers import AddLogger, tracker
+    from lightning.pytorch.callbacks import LambdaCallback
 
-    return [AddLogger(tracker(name, run.config.logger_args, run.folder, resumed=run.first_step > 0))]
+    from cait.extras.trackers.trackers import tracker
+
+    logger = tracker(name, run.config.logger_args, run.folder, resumed=run.first_step > 0)
+    return [LambdaCallback(setup=lambda trainer, *_, stage: trainer.loggers.append(logger))]

@@ -7,12 +7,10 @@ import os
 import posixpath
 import re
 import uuid
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -27,16 +25,6 @@ MOST = 250
 """Signs of a name in MLflow."""
 
 
-class AddLogger(Callback):
-    """Add a logger to those of the Trainer."""
-
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        trainer.loggers = [*trainer.loggers, self.logger]
-
-
 class RunMLFlow(MLFlowLogger):
     """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first.
 
@@ -46,8 +34,7 @@ class RunMLFlow(MLFlowLogger):
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
         if not self.experiment.get_run(self.run_id).data.params:
-            plain = vars(params) if isinstance(params, Namespace) else params
-            super().log_hyperparams(renamed(flatten(dict(plain))))
+            super().log_hyperparams(renamed(flatten(dict(params))))
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
