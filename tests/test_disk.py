@@ -65,6 +65,9 @@ def test_json_of_another_shape_is_refused_by_its_field(change: dict, words: str 
     with pytest.raises(UserError, match=words) if words else nullcontext():
         disk.read_json(path, {"name": str, "sizes": [int], "on?": bool, ...: (int, float)})
     assert disk.read_text(path, limit=path.stat().st_size)
+    path.write_text(json.dumps("é", ensure_ascii=False), encoding="utf-16")
+    with pytest.raises(UserError, match=r"it\.json is no text in UTF-8.* save it as UTF-8"):
+        disk.read_text(path)
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import socket
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     except OSError as error:  # other machines of the run may be able to read it
         raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
     except Exception as error:
-        raise UserError(f"{path} is not a whole checkpoint of a run") from error
+        is_other = isinstance(error, KeyError) or path.suffix == ".safetensors"
+        why = "; if it holds weights alone, name it with --model.weights" if is_other else why_unread(error)
+        raise UserError(f"{path} is not a whole checkpoint of a run{why}") from error
     disk.check_shape(checkpoint, FIELDS, path)
     if (key := _data_key(checkpoint)) is not None:
         disk.check_shape(checkpoint[key], DATA, path, key)
@@ -71,7 +75,7 @@ def read(path: Path) -> Any:
     if is_zip and not is_whole(path):
         raise UserError(f"{path} is damaged: the checksum of a part is not the one that was saved with it")
     # The release keeps the command line of its training beside the weights.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     made = disk.plain(content, path, kept=(object,))
     if isinstance(made, dict):
@@ -80,6 +84,14 @@ def read(path: Path) -> Any:
         if "state_dict" in made:
             made["state_dict"] = content["state_dict"]  # it holds the versions of its modules too
     return made
+
+
+def why_unread(error: Exception) -> str:
+    """The end of a message: what a file holds that torch refused to read; empty if that is not known."""
+    if "TorchScript" in str(error):
+        return "; it is a TorchScript archive, which is code: save the state_dict() of its network"
+    kind = re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error))
+    return f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone" if kind else ""
 
 
 def is_whole(path: Path) -> bool:

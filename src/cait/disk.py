@@ -56,7 +56,7 @@ def read_text(path: Path, limit: int = TEXT) -> str:
         try:
             return file.read().decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} is no text") from error
+            raise UserError(f"{path} is no text in UTF-8: if it is text, save it as UTF-8") from error
 
 
 def read_json(path: Path, shape: Any) -> Any:

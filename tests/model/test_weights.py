@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
 import timm
 import torch
@@ -17,6 +20,7 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 
 import cait
+from cait import ckpt
 from cait.cli import main
 from cait.errors import UserError
 from cait.model.weights import cached_weights, load_weights, read_weights
@@ -160,6 +164,44 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
             load_weights(cait.create_model(**SMALLEST), tmp_path / "x.pth")
     with pytest.raises(UserError, match=r"is a folder: name a file of weights in it, as x.pth"):
         read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("at", [8, 16])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda value: value.to(torch.int8), r"is of the type int8 in it, of the type float32 in the model"),
+        (lambda value: value > 0, r"is of the type bool in it"),
+        (lambda value: value.to(torch.complex64), r"is of the type complex64 in it"),
+        (lambda value: value / 0, r"is not finite"),
+        (lambda value: value.double() * 1e300, r"is not finite"),
+        (lambda value: value.half(), None),
+    ],
+)
+def test_weights_are_finite_floats(change: Any, words: str | None, at: int, tmp_path: Path) -> None:
+    """Where the network has them, also where weights of another resolution are fitted to it."""
+    state = cait.create_model(**SMALLEST).state_dict()
+    torch.save(state | {"norm.weight": change(state["norm.weight"])}, tmp_path / "x.pth")
+    network = cait.create_model(**SMALLEST | {"img_size": at})
+    with pytest.raises(UserError, match=rf"x\.pth .*: norm\.weight {words}") if words else nullcontext():
+        load_weights(network, tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        (lambda path: torch.save({"acc": np.float64(1), "model": {}}, path), r"holds numpy\.\S+, which is neither"),
+        (lambda path: torch.save(torch.nn.Linear(2, 2), path), r"holds torch\.nn\.\S+\.Linear, which is neither"),
+        (lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path), r"a TorchScript archive.*state_dict\(\)"),
+        (lambda path: path.write_text('{"weight_map": {}}'), "is JSON: name a file of tensors"),
+        (lambda path: torch.save({"state_dict": {"a": torch.ones(1)}}, path), "name it with --model.weights"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_why_a_file_cannot_be_read_is_told(save: Any, words: str, tmp_path: Path) -> None:
+    save(path := tmp_path / f"x.{'json' if 'JSON' in words else 'pt'}")
+    with pytest.raises(UserError, match=rf"^{path} (cannot be read as|is not a whole).*{words}"):
+        (ckpt.read_checkpoint if "--model" in words else read_weights)(path)
 
 
 def test_weights_that_have_changed_on_the_disk_are_refused(tmp_path: Path) -> None:

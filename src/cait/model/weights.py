@@ -97,13 +97,15 @@ def _read(path: str | Path) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path} cannot be read as weights") from error
+        is_json = path.suffix == ".json"  # timm's, or the index of a network in several files
+        why = "; it is JSON: name a file of tensors, and if there are several shards, join them into one"
+        raise UserError(f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(error)}") from error
 
 
 def load_weights(
     model: nn.Module, path: str | Path, ema: bool | None = None, own_classes: Sequence[str] | None = None
 ) -> list[str]:
-    """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
+    """Load a file's weights into `model`. They are finite; every name and shape must agree, with these exceptions:
 
     - All names may be behind one prefix; what is not behind it is left out.
     - Positions of another resolution are resized, in networks of timm by timm.
@@ -228,17 +230,24 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
             raise UserError(differs)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error
+    for key, own in weights.items():
+        if not state[key].to(own.dtype).isfinite().all() and own.isfinite().all():
+            raise UserError(f"{source} cannot be used: {key} is not finite, it holds NaN or infinity")
     model.load_state_dict(state)
     return notes
 
 
 def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
-    """The first name or shape in which `state` is not that of the model, in words."""
+    """The first name, shape or kind of number in which `state` is not that of the model, in words."""
     for key in [*weights, *state]:
-        wanted = tuple(weights[key].shape) if key in weights else "missing"
-        found = tuple(state[key].shape) if key in state else "missing"
-        if wanted != found:
-            return f"{key} is {found} in it, {wanted} in the model"
+        own, theirs = (held.get(key) for held in (weights, state))
+        if own is None or theirs is None or own.shape != theirs.shape:
+            found, wanted = ("missing" if part is None else tuple(part.shape) for part in (theirs, own))
+        elif own.is_floating_point() > theirs.is_floating_point():  # quantised, as int8
+            found, wanted = (f"of the type {part.dtype}".replace("torch.", "") for part in (theirs, own))
+        else:
+            continue
+        return f"{key} is {found} in it, {wanted} in the model"
     return None
 
 
