@@ -115,11 +115,6 @@ def _is_whole(path: Path, version: tuple[int, ...]) -> bool:
         return False
 
 
-def is_checkpoint(content: Any) -> bool:
-    """Whether the content of a file is a checkpoint of a run."""
-    return isinstance(content, dict) and "pytorch-lightning_version" in content
-
-
 def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The weights of the network under its own names."""
     prefix = "model."

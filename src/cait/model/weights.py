@@ -37,7 +37,7 @@ def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, 
     """
     content, classes = _read(path), None
     state = None if ema else content
-    if ckpt.is_checkpoint(content):
+    if isinstance(content, dict) and "pytorch-lightning_version" in content:
         disk.check_shape(content, {"state_dict": dict, "callbacks?": dict}, Path(path))
         state = ckpt.chosen_weights(content, path, ema) or content["state_dict"]
         classes = ckpt.class_names(content)
