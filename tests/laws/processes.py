@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -44,6 +45,8 @@ def _start(folder: Path, arguments: tuple[str, ...], file: Path, rank: int, proc
         done = harness.call(folder, *arguments)
         file.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
         status = 0
+    except BaseException:
+        file.write_text(json.dumps([1, "", traceback.format_exc()]))
     finally:
         sys.stdout.flush()
         os._exit(status)
