@@ -104,6 +104,11 @@ def batches_an_epoch(trainer: Any) -> float:
     return trainer.num_training_batches
 
 
+def batches_a_step(trainer: Any) -> int:
+    """Batches of an optimizer step; each epoch ends in one, so there are no more than the epoch has."""
+    return int(min(trainer.accumulate_grad_batches, batches_an_epoch(trainer)))
+
+
 def steps_until(trainer: Any, epochs: float) -> float:
     """Optimizer steps from the beginning of the run to the end of so many epochs; at least those that are done.
 

@@ -167,6 +167,9 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["mine"]
 
 
+UNVALIDATED = ["--trainer.limit_val_batches=0"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -177,6 +180,11 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"],
             "--trainer.callbacks EarlyStopping: the largest val/acc1 is the best, give it mode max",
         ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1", *UNVALIDATED],
+            "--trainer.callbacks EarlyStopping: --trainer.limit_val_batches 0 leaves no val/acc1",
+        ),
+        ([*UNVALIDATED, "--best_metric=val/loss"], "--best_metric val/loss does nothing without validation"),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
         (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),

@@ -133,7 +133,9 @@ def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Pa
     assert named.class_names == ["bat", "cat"]
     with pytest.raises(UserError, match=r"class_names has 2 names, .* has 4 classes; leave it out"):
         named.setup()
-    with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 4 of .*: bat, owl, own"):
+    with pytest.raises(
+        UserError, match=r"checkpoint's 3 classes are not the 4 of .*: missing: owl; unknown: bat, own$"
+    ):
         images_in(mixed_root).load_state_dict(state)
 
 
@@ -261,11 +263,14 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
 def test_what_may_be_meant_otherwise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     laid_out(tmp_path / "parts", TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"))
     laid_out(tmp_path / "class", "train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"})
+    laid_out(tmp_path / "alike", "Dog/1.png Dog/2.png dog/1.png dog/2.png cat/1.png cat/2.png")
     for name in ("parts", "class"):
         assert open_source(str(tmp_path / name)).train
-    parts, linked = capsys.readouterr().err.splitlines()
+    assert images_in(tmp_path / "alike").num_classes == 3
+    parts, linked, alike = capsys.readouterr().err.splitlines()
     assert "seg_test, seg_train are taken for classes; see --data.train_split" in parts
     assert "images that validate are trained on too" in linked
+    assert "'Dog' and 'dog' differ in letter case" in alike
 
 
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)

@@ -172,6 +172,7 @@ def test_hugging_faces_sets_are_read_by_name(
 OWN = '''
 from io import BytesIO
 from pathlib import Path
+import numpy as np
 import torch
 from modules import images_in
 from PIL import Image
@@ -205,6 +206,7 @@ class Pets(Dataset):
 def varying(name, **parts):
     return type(name, (Pets,), parts)
 
+Noisy = varying("Noisy", image=lambda self, index: Image.new("RGB", (40, 40), tuple(np.random.randint(0, 256, 3))))
 NoClasses = varying("NoClasses", classes=None)
 Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
 High = varying("High", label=lambda self, index: index // 5)
@@ -246,10 +248,13 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
         image = load_rgb(raw)
         assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
     assert data.train_images.samples.name(4) == f"{own}:Pets/train/4"
-    # An image depends only on (seed, epoch, index, repeat), not on the process.
-    other = module(f"{own}:Pets", backend=backend, num_workers=2, mixup=0, cutmix=0)
+    # An image depends only on (seed, epoch, index, repeat), not on the process, even if its item draws.
+    data, other = (module(f"{own}:Noisy", backend=backend, num_workers=n, mixup=0, cutmix=0) for n in (0, 2))
+    data.setup("fit")
     other.setup("fit")
     first, second = list(data.train_dataloader()), list(other.train_dataloader())
+    for a, b in zip(data.val_dataloader(), other.val_dataloader(), strict=True):
+        assert torch.equal(a[0], b[0])
     assert len(first) == 6
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
     assert data.state_dict() == other.state_dict()

@@ -89,7 +89,9 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
     assert "the moving average in the checkpoint is given up" in caplog.text
 
 
-@pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
+@pytest.mark.parametrize(
+    ("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015), (8, 99, 0.03)]
+)
 def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
     net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
     fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)

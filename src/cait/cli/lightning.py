@@ -162,7 +162,7 @@ class CaiTCLI(LightningCLI):
         self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
         if self.config.subcommand == "fit":
             refusals.check_settings(self.config.fit.trainer)
-            refusals.check_callbacks(self.config.fit.trainer.callbacks, self.config.fit.get("model.metrics") or {})
+            refusals.check_callbacks(self.config.fit.trainer, self.config.fit.get("model.metrics") or {})
             if self.config.fit.weights_only is False:
                 raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
             if self.config.fit.ckpt_path is None:

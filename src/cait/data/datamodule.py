@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, progress, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
-from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
+from cait.data.folder import FolderSource, Splits, abbreviate, not_listed, tell_of_alike
 from cait.data.listing import below
 from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
@@ -128,7 +128,9 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
-        return self._class_names if self._class_names is not None else self.source.class_names
+        names = self._class_names if self._class_names is not None else self.source.class_names
+        tell_of_alike(self.root, names)
+        return names
 
     @property
     def label_names(self) -> list[str]:
@@ -379,10 +381,13 @@ class ImageNetDataModule(LightningDataModule):
             UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
         """
         saved, present = state_dict["class_names"], self.class_names
+        trains = self.trainer is not None and self.trainer.training
         if saved != present:
-            odd = abbreviate(sorted(set(saved) ^ set(present))) or "their order is another"
+            parts = (("missing", {*saved} - {*present}), ("unknown", {*present} - {*saved}))
+            odd = "; ".join(f"{what}: {abbreviate(sorted(names))}" for what, names in parts if names)
+            odd = f"{odd or 'their order is another'}{'; to train on these take --model.weights' if trains else ''}"
             raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
-        if self.trainer is None or not self.trainer.training:
+        if not trains:
             return
         for name, value in self.state_dict()["depends_on"].items():
             saved = state_dict["depends_on"].get(name, value)

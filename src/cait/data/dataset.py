@@ -86,8 +86,8 @@ def seed_generators(seed: int) -> None:
 class TrainImages(Dataset[tuple[Any, int]]):
     """Augmented images, indexed by (epoch, index, repeat).
 
-    The global generators are seeded anew for every image, so neither the worker nor its history matters. For an image
-    that cannot be read, which is noted in `unreadable`, another stands in, drawn from the same key.
+    The global generators are seeded before every image is opened and again before it is transformed, so the worker does
+    not matter. For an image that cannot be read, noted in `unreadable`, another stands in, drawn from the same key.
     """
 
     samples: Samples
@@ -111,11 +111,12 @@ class TrainImages(Dataset[tuple[Any, int]]):
             opened = None
             if len(repeats) > 1:
                 with suppress(UnreadableImageError):  # each repeat will meet it again
-                    opened = self._open(index, True)
+                    opened = self._open(index, repeats[0], True)
             items += [self._augmented(key, opened) for key in repeats]
         return items
 
-    def _open(self, index: int, whole: bool = False) -> tuple[Any, int]:
+    def _open(self, index: int, key: Key, whole: bool = False) -> tuple[Any, int]:
+        seed_generators(seeds.image(self.seed, *key))  # a data set of one's own may draw
         image, label = self.samples[index]
         if label < 0:
             raise UserError(f"the training image {self.samples.name(index)} has no label")
@@ -126,7 +127,7 @@ class TrainImages(Dataset[tuple[Any, int]]):
         while True:  # `unreadable` ends it when there is nothing left to read
             index = self.index(key, attempt)
             try:
-                image, label = opened or self._open(index)
+                image, label = opened or self._open(index, key)
                 seed_generators(seeds.image(self.seed, *key))
                 pixels = self.transform(image)
                 return channels_last(pixels) if isinstance(pixels, Tensor) else pixels, label
@@ -156,6 +157,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        seed_generators(seeds.image(0, 0, index, 0))
         try:
             raw, label = self.samples[index]
             image = load_rgb(raw, self.samples.name(index), self.reading)

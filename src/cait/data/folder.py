@@ -336,6 +336,15 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     return train, val
 
 
+def tell_of_alike(root: str | Path, names: Sequence[str]) -> None:
+    """Say which names of classes differ in letter case or outer blanks alone: one class may be meant."""
+    alike = defaultdict[str, list[str]](list)
+    for name in names:
+        alike[name.strip().casefold()].append(name)
+    if found := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
+        tell_once(f"{root}: {abbreviate(found)} differ in letter case or blanks alone, and are classes apart")
+
+
 def abbreviate(names: list[str], most: int = 3) -> str:
     """The first of the names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -60,6 +60,11 @@ NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "model.fields.layer_scale_init": ("LayerScale", "model.fields.residual", lambda of: of not in SCALED),
     "trainer.gradient_clip_algorithm": ("a gradient_clip_val", "trainer.gradient_clip_val", lambda of: not of),
     "save_every_n_minutes save_every_n_steps": ("checkpoints", "trainer.enable_checkpointing", lambda of: of is False),
+    "best_metric best_mode": (
+        "validation",
+        "trainer.limit_val_batches best_metric",
+        lambda share, metric: share == 0 and (metric or "val").startswith("val"),
+    ),
     "model.optimizer_args.lr model.optimizer_args.weight_decay": ("its place beside optimizer", "", lambda: True),
     "trainer.limit_test_batches trainer.limit_predict_batches": ("a verb that tests", "", lambda: True),
     "trainer.model_registry": ("Lightning's own checkpoints", "", lambda: True),
@@ -187,13 +192,13 @@ class Given:
         self.unused(without_use, IMAGES, f"a root of another kind than {root}")
 
 
-def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
+def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
     """Refuse the callbacks of `REPLACED` and their subclasses, as configurations name them, before they are made.
 
-    Refuse also to look for the smallest value, which is Lightning's default, of a metric whose largest is the best.
-    `metrics` are the user's own.
+    Refuse also to look for the smallest value, which is Lightning's default, of a metric whose largest is the best, or
+    for one of validation without it. `trainer` has the Trainer's settings, `metrics` are the user's own.
     """
-    named = given if isinstance(given, list) else [given]
+    named = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
     for callback in (callback for callback in named if hasattr(callback, "class_path")):
         module, _, name = callback.class_path.rpartition(".")
         kind = getattr(sys.modules.get(module), name, None)
@@ -201,8 +206,10 @@ def check_callbacks(given: Any, metrics: Mapping[str, str]) -> None:
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
-        metric, mode = settings.get("monitor"), settings.get("mode")
-        if isinstance(metric, str) and mode == "min" and best_mode(metric, metrics) == "max":
+        metric, mode = str(settings.get("monitor")), settings.get("mode")
+        if metric.startswith("val") and trainer.limit_val_batches == 0:
+            raise UserError(f"--trainer.callbacks {name}: --trainer.limit_val_batches 0 leaves no {metric}")
+        if mode == "min" and best_mode(metric, metrics) == "max":
             raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
 
 

@@ -344,7 +344,7 @@ class CaiTModule(LightningModule):
             return self.schedule.lr
         loader: Any = self.trainer.train_dataloader
         batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
-        return self.schedule.lr * batch * self.trainer.accumulate_grad_batches / self.schedule.lr_base_size
+        return self.schedule.lr * batch * progress.batches_a_step(self.trainer) / self.schedule.lr_base_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
@@ -356,8 +356,9 @@ class CaiTModule(LightningModule):
         if trainer is not None and trainer.datamodule is not None:
             ckpt.rename_data_state(checkpoint, type(trainer.datamodule).__qualname__)
         if known is not None and len(known) != self.num_classes:
-            counts = f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}"
-            raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
+            if trainer is not None and trainer.datamodule is not None:
+                trainer.datamodule.load_state_dict(data)  # it names them
+            raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
         from cait.model.weights import difference
 
         # It stays the same object, which holds the versions of its modules too.
@@ -369,6 +370,11 @@ class CaiTModule(LightningModule):
                 else:
                     del state[key]
         if differs := difference(own, state):
+            was, now = (of.get("img_size") for of in (checkpoint.get("hyper_parameters", {}), self.hparams))
+            if was and was != now:
+                differs = (
+                    f"img_size was {was}, is {now}; at another size give its weights to --model.weights; {differs}"
+                )
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":
             return

@@ -26,7 +26,7 @@ from cait.extras.words import duration, network_name
 from cait.model import network
 from cait.model.attention import SelfAttention
 from cait.model.cait import in_evaluation
-from cait.progress import Position, total_steps
+from cait.progress import Position, batches_a_step, total_steps
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.train.optim import ScheduleSettings
@@ -86,7 +86,7 @@ class Banner(ModelSummary):
         schedule = pl_module.schedule
         shape = "" if schedule.schedule == "cosine" else f", schedule {schedule.schedule}"
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
-        processes, accumulated = trainer.world_size, trainer.accumulate_grad_batches
+        processes, accumulated = trainer.world_size, batches_a_step(trainer)
         images = data.batch_size * processes * accumulated  # of an optimizer step
         noun = "processes" if processes > 1 else "process"
         batch = f"{processes} {noun} × {data.batch_size} images"
