@@ -16,7 +16,8 @@ QUICK = 3
 
 
 def chosen() -> list:
-    quick = [each for each in situations(0) if each.devices == "1"][:QUICK]
+    # timm's smallest network gives NaN in bfloat16 on some processors, with batches as small as these.
+    quick = [each for each in situations(0) if each.devices == "1" and each.network in ("cait", "own")][:QUICK]
     others = [each for each in situations(SEED) if SEED or each not in quick]
     return [*quick, *(pytest.param(each, marks=pytest.mark.laws) for each in others)]
 
