@@ -91,7 +91,7 @@ def test_a_class_of_copies_alone_is_kept_and_told(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(("logs", "table"), [("logs", True), ("results", False)])
 def test_what_runs_write_is_no_data(logs: str, table: bool, here: Path, digits_root: Path) -> None:
-    """From inside the folder of the images: two runs, of which the second holds out what the first did."""
+    """From inside the folder of the images: two runs. The second holds out what the first did."""
     rows = []
     for label in "012":
         folder = here / ("images" if table else label)
