@@ -287,7 +287,7 @@ def _arguments(made: Made) -> Iterator[str]:
     yield f"--data.batch_size={given.batch}"
     yield f"--data.num_workers={given.workers}"
     yield f"--trainer.precision={given.precision}"
-    yield f"--model.name={NETWORKS.get(given.network, 'timm/test_efficientnet')}"
+    yield f"--model.name={NETWORKS.get(given.network, 'timm/lcnet_035')}"
     yield f"--model.fields={FIELDS if given.network == 'cait' else 'null'}"
     if given.images in ("table", "groups", "several"):
         yield "--data.labels=labels.csv"
@@ -335,7 +335,7 @@ def _weights(made: Made) -> Path:
 
         network = Net(16, 7)
     else:
-        network = timm.create_model("test_efficientnet", num_classes=7)
+        network = timm.create_model("lcnet_035", num_classes=7)
     torch.save(network.state_dict(), made.folder / "start.pth")
     return Path("start.pth")
 
