@@ -50,7 +50,7 @@ WITHOUT = {"fit", "crossval", "check", "imagenet-check", "paper", "shards", "stu
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
-LONG = ("demo", "export")
+LONG = ("demo", "export", "replay")
 EACH = [*(name for name in VERBS if name not in LONG), *slow(*(name for name in VERBS if name in LONG))]
 NET, CALLBACK = "payload:net", "payload.Payload"
 PAYLOAD = """
