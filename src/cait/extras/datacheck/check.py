@@ -17,6 +17,7 @@ from cait.data.listing import Files, same_bytes
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError, console, say, tell
+from cait.extras.frames import told_of_frames
 from cait.run.program import Program
 
 THUMBNAIL, SAME = 32, 4.0
@@ -62,6 +63,7 @@ def _faults(source: Any, images: int, doubtful: list[str]) -> Iterator[str]:
         if source.left_out:
             yield f"{source.root}{not_listed(source.left_out)}"
         doubtful += _told(_copies(source.train, source.val), "the same bytes")
+        doubtful += filter(None, [told_of_frames(source)])
     seen, unreadable = _decoded(train, val, images)
     yield from unreadable
     doubtful += _told(_near_equal(seen), "near-equal")

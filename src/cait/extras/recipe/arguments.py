@@ -18,6 +18,7 @@ from cait.data.folder import FolderSource
 from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError, say, tell
+from cait.extras.frames import told_of_frames
 from cait.extras.recipe.figures import Settings, Survey, Trial, data_arguments, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
@@ -109,6 +110,8 @@ def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
     recipe.lines[:0] = [("weights", reason)] if reason else []
+    if scenes := told_of_frames(source):
+        recipe.note("scenes", scenes)
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         report(source, folder, recipe)
     return recipe.settings

@@ -1,5 +1,6 @@
 """`cait check`: what it counts, and the mistakes that it is for."""
 
+import csv
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,9 @@ import pytest
 from harness import call
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
+
+from cait.data.source import open_source
+from cait.extras.frames import told_of_frames
 
 
 def check(root: Path, *options: str) -> CompletedProcess[str]:
@@ -53,6 +57,25 @@ def test_near_equal_images_are_named(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("1 images are there twice (near-equal), under two labels: ")
     assert "train/cat/flower.jpg = " in line
+
+
+@pytest.mark.parametrize("step", [1, 40])
+def test_frames_of_a_scene_on_both_sides_are_told(tmp_path: Path, step: int) -> None:
+    """A camera that moves by a pixel sees nearly the same; by 40 it does not. A column `group` divides no scene."""
+    rows = []
+    for name in ("china", "flower"):
+        photograph = Image.fromarray(load_sample_image(f"{name}.jpg"))
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            left, top = number % 4 * step, number // 4 * step
+            photograph.crop((left, top, left + 320, top + 320)).save(tmp_path / name / f"{number}.jpg")
+            rows.append({"path": f"{name}/{number}.jpg", "label": name, "group": f"{name}{number // 4}"})
+    told = told_of_frames(open_source(str(tmp_path), val_fraction=0.5)) or ""
+    assert told.startswith("8 of 8 validation images that were looked at look like ") is (step == 1), told
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        (writer := csv.DictWriter(file, [*rows[0]])).writeheader()
+        writer.writerows(rows)
+    assert told_of_frames(open_source(str(tmp_path), labels=str(tmp_path / "labels.csv"), val_fraction=0.5)) is None
 
 
 def without_class_folders(val: Path) -> None:

@@ -1,0 +1,52 @@
+"""Frames of a scene: images that validate beside nearly the same ones that are trained on."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from cait.data.folder import FolderSource
+from cait.data.reading import load_rgb, open_image
+from cait.extras.features import evenly
+
+LOOKED_AT, SIDE = 50, 32
+"""Validation images whose neighbours are looked at, and the side in pixels at which two are compared."""
+SAME, OF_CONTRAST = 4.0, 0.25
+"""Alike are two that differ by fewer grey levels, and by less than this part of what one differs from its mean."""
+REMEDY = "keep each scene together, by a column `group` of --data.labels"
+
+
+def told_of_frames(source: FolderSource) -> str | None:
+    """A line if many held-out images look like the image before or after them, to which scores are then too good."""
+    if not source.holds_out or source.groups:
+        return None
+    names = sorted(source.train.name(index) for index in range(len(source.train)))
+    looked_at = [source.val.name(index) for index in evenly(len(source.val), LOOKED_AT)]
+    alike = [name for name in looked_at if any(_alike(name, other) for other in _beside(name, names))]
+    if len(alike) < max(3, 0.1 * len(looked_at)):
+        return None
+    share = f"{len(alike)} of {len(looked_at)} validation images that were looked at"
+    return f"{share} look like a training image beside them, as {alike[0]}, so scores will be too good; {REMEDY}"
+
+
+def _beside(name: str, names: list[str]) -> list[str]:
+    """Those of the sorted `names` just before and after `name`, in the same folder."""
+    place = bisect(names, name)
+    return [other for other in names[max(0, place - 1) : place + 1] if Path(other).parent == Path(name).parent]
+
+
+def _alike(*names: str) -> bool:
+    with suppress(Exception):  # a run counts and names those that cannot be read
+        a, b = map(_thumbnail, names)
+        difference, contrast = np.abs(a - b).mean(), np.abs(a - a.mean(axis=(0, 1))).mean()
+        return bool(difference < min(SAME, OF_CONTRAST * contrast))
+    return False
+
+
+def _thumbnail(name: str) -> np.ndarray:
+    with open_image(name) as image:
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))
+        return np.asarray(load_rgb(image).resize((SIDE, SIDE)), np.float32)
