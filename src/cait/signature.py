@@ -19,7 +19,7 @@ BYTES = 32
 
 def signed(text: str) -> str:
     """A configuration with its signature; without one where no key can be kept."""
-    key = _key() or _new_key()
+    key = _key(make=True)
     return f"{text}{MARK}{_digest(key, text)}\n" if key else text
 
 
@@ -43,26 +43,17 @@ def _digest(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def _path() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cait" / "key"
-
-
-def _key() -> bytes:
-    """This account's key; empty where there is none."""
-    with suppress(OSError, RuntimeError, UserError):  # no home
-        with disk.open_file(_path(), BYTES) as file:
+def _key(make: bool = False) -> bytes:
+    """This account's key, in a file that one process makes for all; empty where there is none."""
+    with suppress(OSError, RuntimeError, UserError):  # no home, or nothing can be written there
+        path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cait" / "key"
+        if make and not path.exists():
+            with disk.file_lock(path.with_name("lock")):
+                if not path.exists():
+                    with disk.whole(path) as beside:
+                        beside.touch(0o600)
+                        beside.write_bytes(secrets.token_bytes(BYTES))
+        with disk.open_file(path, BYTES) as file:
             key = file.read()
         return key if len(key) == BYTES else b""
     return b""
-
-
-def _new_key() -> bytes:
-    """Make a key where there is no file of one. Of two processes that do so at once, the second takes the first's."""
-    with suppress(OSError, RuntimeError, UserError):  # nothing can be written there
-        path = _path()
-        with disk.file_lock(path.with_name("lock")):
-            if not path.exists():
-                with disk.whole(path) as beside:
-                    beside.touch(0o600)
-                    beside.write_bytes(secrets.token_bytes(BYTES))
-    return _key()

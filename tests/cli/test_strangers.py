@@ -187,18 +187,22 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "a data set": {"data": {"root": NET}},
     "an augmentation": {"data": {"augment_ops": [NET]}},
     "a function of torch": {"model": {"name": "torch.hub:load"}},
-    "nodes": {"trainer": {"num_nodes": 4242}},
-    "workers": {"data": {"num_workers": 4242}},
     "a download": {"data": {"data_dir": "elsewhere/x"}},
-    "copies": {"data": {"copies_dir": "elsewhere/x"}},
-    "weights": {"model": {"weights": "elsewhere/x"}},
-    "a teacher's weights": {"model": {"teacher_path": "elsewhere/x"}},
-    "an output": {"output": "elsewhere/x"},
-    "its folder": {"trainer": {"default_root_dir": "elsewhere/x"}},
     "a tracker": {"logger": "wandb", "logger_args": {"base_url": "http://127.0.0.1:4242"}},
     "the tracker's class": {"trainer": {"logger": {"class_path": CALLBACK}}},
-    "pickles": {"weights_only": "no"},
-    "a setting that is not known": {"data": {"of_tomorrow": "elsewhere/x"}},
+}
+# What needs no leave, because a run that is continued or scored writes to its own folder, and reads data.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "nodes": {"trainer": {"num_nodes": 4242}},
+    "workers": {"data": {"num_workers": 4242}},
+    "places, and how files are read": {
+        "model": {"weights": "elsewhere/x", "teacher_path": "elsewhere/x"},
+        "trainer": {"default_root_dir": "elsewhere/x"},
+        "output": "elsewhere/x",
+        "run_name": "elsewhere",
+        "weights_only": None,
+        "data": {"of_tomorrow": "elsewhere/x"},
+    },
 }
 
 
@@ -216,6 +220,18 @@ def test_a_strangers_settings_are_not_run(hidden: dict[str, Any], bad: Path) -> 
     with contextlib.suppress(UserError):
         taken = str(saved.data_settings(bad))
     assert not [word for word in ("payload", "elsewhere", "4242", "torch.hub") if word in taken]
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval"])
+def test_a_strangers_run_stays_in_its_folder(verb: str, bad: Path, capfd: Capture) -> None:
+    before = (bad / "config.yaml").read_text()
+    for kind, settings in HARMLESS.items():
+        (bad / "config.yaml").write_text(before)
+        changed(bad, **settings)
+        line, _ = told(VERBS[verb], capfd)
+        assert trust.REMEDY not in line
+        assert (line == "") == (kind.startswith("places") or (kind, verb) == ("nodes", "eval")), line
+        assert not [*Path().rglob("elsewhere*")]
 
 
 def of_checkpoint(**parts: Any) -> Mend:
@@ -258,7 +274,7 @@ def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> 
 
 def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -> None:
     changed(bad, model={"name": NET}, **ATTACKS["a callback"])
-    line = f"cait: error: logs/bad/config.yaml may run any code: {trust.REMEDY}"
+    line = f"cait: error: logs/bad/config.yaml names {NET}, {CALLBACK}, which may do anything: {trust.REMEDY}"
     for verb in ("eval", "resume"):
         assert told(VERBS[verb], capfd)[0] == line
         assert not Path("ran").exists()
@@ -268,7 +284,7 @@ def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -
         sys.modules.pop("payload")
     assert told(VERBS["eval"], capfd)[0] == ""  # who has resumed it has signed it
     of_checkpoint(name=f"{NET}work")(bad)
-    assert f"names {NET}work, code that may do anything: {trust.REMEDY}" in told(VERBS["predict"], capfd)[0]
+    assert f"names {NET}work, which may do anything: {trust.REMEDY}" in told(VERBS["predict"], capfd)[0]
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval"])
@@ -292,7 +308,7 @@ def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
     metric = {"f1": "torchmetrics.classification:MulticlassF1Score"}
     trust.check_code(bad, {"metrics": metric, "name": "timm/resnet18", "optimizer": "torch.optim:SGD"}, None)
     for name in ("torchmetrics:os.system", "torch.hub:load", "torch.nn:functional.relu"):
-        with pytest.raises(UserError, match="code that may do anything"):
+        with pytest.raises(UserError, match="which may do anything"):
             trust.check_code(bad, {"metrics": {"f1": [name]}}, None)
 
 
@@ -300,9 +316,9 @@ def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
 def test_code_is_named_in_text_at_any_depth(text: str) -> None:
     """As the parser of the command line would read it, and wherever a file may put it."""
     for value in (text, [[text]], {"a": {"b": (text,)}}, {text}, (("a", text),)):
-        with pytest.raises(UserError, match="code that may do anything"):
+        with pytest.raises(UserError, match="which may do anything"):
             trust.check_code(Path("it"), disk.plain(value, "it"), None)
-    with pytest.raises(UserError, match="names 1, code"):
+    with pytest.raises(UserError, match="names 1, which"):
         trust.check_code(Path("it"), {"a": {"norm.class_path": 1}}, None)
 
 
@@ -431,8 +447,16 @@ def test_a_key_that_cannot_be_written_is_made_the_next_time(tmp_path: Path, monk
     assert {path.name for path in (tmp_path / "cait").iterdir()} == {"key", "lock"}
 
 
+def test_a_run_without_code_needs_no_trust(bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    """Whoever wrote it: it was edited by hand, or copied from another account."""
+    changed(bad, model={"lr": 0.001})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(bad / "elsewhere"))
+    for verb in ("resume", "eval", "fit --from"):
+        assert told(VERBS[verb], capfd)[0] == ""
+
+
 def test_what_this_account_signed_needs_no_trust(bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
-    """A changed configuration does, and another account's."""
+    """Code does that a changed configuration names, or another account's."""
     network = ["--model.name=payload:net", "--run_name=own", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
     try:
         for arguments in (

@@ -30,9 +30,8 @@ Score a network on the validation set, with the raw weights and with their movin
 RUN is a name in logs/ or the path of a folder. It means the run's best checkpoint, or
 --ckpt_path FILE, and every image counts, whatever part of them training looked at.
 evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class.
---trust-config scores a run that somebody else has started, or whose config.yaml you have changed.
-Read config.yaml first: the code that it names may do anything. `cait eval --help=all` lists every
-setting.
+--trust-config runs the code that a run of somebody else names, or one whose config.yaml you have
+changed. Read that code first: it may do anything. `cait eval --help=all` lists every setting.
 
 """
 

@@ -15,8 +15,8 @@ usage: cait resume RUN [options of fit]
 Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name in logs/ or
 the path of a folder. What you give now wins over the run's own settings.
 
-  --trust-config   continue a run that somebody else has started, or whose config.yaml you have
-                   changed. Read config.yaml first: the code that it names may do anything."""
+  --trust-config   run the code that a run of somebody else names, or one whose config.yaml you
+                   have changed. Read that code first: it may do anything."""
 
 
 def fit(arguments: list[str], program: Program) -> None:

@@ -39,7 +39,7 @@ class Options(argparse.ArgumentParser):
 
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
-        told = "run what a run names that this account has not signed"
+        told = "run the code that a run names and this account has not signed"
         self.add_argument(TRUST, "--trust_config", action="store_true", dest="trusted", help=told)
 
     def add_weights(self) -> None:

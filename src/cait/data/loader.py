@@ -57,7 +57,7 @@ class Loading:
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats")
-        check_at_least(self, 0, "num_workers")
+        check_range(self, "[0, 1024]", "num_workers")  # a run of somebody else may ask for any number
         check_choice(self, {"backend": ("auto", "timm"), "balance": (*POWERS, None)})
         check_range(self, "[0, 1)", "max_bad_share")
 

@@ -1,9 +1,8 @@
-"""Which runs may have their settings run: a run's folder may be a stranger's.
+"""What the files of a run may do without leave: a run's folder may be a stranger's.
 
-A run is the user's own if this account has signed its config.yaml, or --trust-config is given. `resume` and `eval`
-build what config.yaml says, so they take it of such a run alone. Other verbs take of any run its weights, the names
-of its classes, where its images are and how they are prepared, and end if one of these names code. Classes of
-`PUBLIC` are no such code.
+A run that names no code needs no leave. One that does needs --trust-config, unless this account has signed its
+config.yaml as it is. `code_in` says what names code; classes of `PUBLIC` do not. `resume` and `eval` take all of
+config.yaml. Other verbs take the weights, the names of the classes, where the images are and how they are prepared.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,15 @@ from cait import references, signature
 from cait.errors import UserError
 from cait.guards import configurations
 from cait.run import rundir
-from cait.settings import Settings
+from cait.settings import Settings, flatten
 
 PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*")
 """Classes that any run may name: no function is among them."""
-REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
+FILES = ("config", "data", "ema", "model", "trainer")
+"""Settings that, where they are text, name a file of settings."""
+ELSEWHERE = ("data.data_dir", "logger_args")
+"""Settings that say where a run writes or sends something."""
+REMEDY = "this account has not signed config.yaml as it is; if you trust it add --trust-config"
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
@@ -49,7 +52,7 @@ def own_settings(
     """The settings in each config.yaml of a command line, read once: what is checked is what is used.
 
     `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
-    UserError if one is of a run that is not the user's own.
+    UserError if one names code and is not the user's own.
     """
     files = [path for path in configurations.config_files(arguments) if path.name == rundir.CONFIG]
     texts = [configurations.read_text(path) for path in files]
@@ -58,7 +61,7 @@ def own_settings(
     for path, (text, own) in zip(files, checked, strict=True):
         found[path] = configurations.settings(path, text)
         if not own:
-            raise UserError(f"{path} may run any code: {REMEDY}")
+            _refuse(path, code_of_run(found[path]))
     return found
 
 
@@ -69,9 +72,26 @@ def check_code(path: Path, content: Any, folder: Path | None) -> None:
     """
     text = signature.own_text(folder / rundir.CONFIG) if folder else ""
     own = {*code_in(configurations.load(text, path))}
-    for name in code_in(content):
-        if name not in own and not _trusted.get():
-            raise UserError(f"{path} names {name[:100]}, code that may do anything: {REMEDY}")
+    if not _trusted.get():
+        _refuse(path, (name for name in code_in(content) if name not in own))
+
+
+def _refuse(path: Path, names: Iterable[str]) -> None:
+    if listed := ", ".join(dict.fromkeys(name[:100] for name in names)):
+        raise UserError(f"{path} names {listed}, which may do anything: {REMEDY}")
+
+
+def code_of_run(config: Settings) -> Iterator[str]:
+    """What a run's settings name that is code, as `code_in`, and where they would write or send something."""
+    yield from code_in(config)
+    for name, value in flatten(config).items():
+        setting = name.rstrip("+").removeprefix("trainer.")
+        names_class = setting in (*FILES, *configurations.CLASSES)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, str) and (names_class or (setting in configurations.WORDS and "." in part)):
+                yield part
+        if value and name.startswith(ELSEWHERE):
+            yield f"{name} {value}"
 
 
 def code_in(value: Any) -> Iterator[str]:
