@@ -8,8 +8,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import harness
 
@@ -25,6 +27,26 @@ def run(folder: Path, *arguments: str, processes: int = 1) -> CompletedProcess[s
     status = next((code for code, *_ in told if code), 0)
     errors = [err for code, _, err in told if code] or [told[0][2]]
     return CompletedProcess(arguments, status, told[0][1], errors[0])
+
+
+def apart(function: Callable[[], Any]) -> Any:
+    """Call a function in a forked process and return what it gives, as JSON has it.
+
+    A process that has gone backward once cannot be forked any more into ones that train, and some verbs do.
+    """
+    import cait.cli.lightning  # noqa: F401  # once for all
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "found")
+        if not (child := os.fork()):
+            try:
+                file.write_text(json.dumps(function()))
+            except BaseException:
+                file.write_text(json.dumps([traceback.format_exc()]))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        return json.loads(file.read_text())
 
 
 def _start(folder: Path, arguments: tuple[str, ...], file: Path, rank: int, processes: int, port: str) -> int:
