@@ -46,7 +46,7 @@ eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on
 predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
 	$(call verb,predict,$(IMAGES))
 
--include src/cait/extras/*/make.mk contrib/*/make.mk
+-include src/cait/extras/*/make.mk contrib/*/make.mk benchmarks/make.mk tests/house/make.mk
 
 # Every verb without a target of its own.
 VERBS := $(shell sed -n 's/^    "\([a-z-]*\)": Verb.*/\1/p' src/cait/cli/command.py $(wildcard src/cait/extras/*/__init__.py contrib/*/__init__.py))
@@ -73,7 +73,7 @@ test-all: $(TOOLS) ## Run all tests there are, each part whether another fails o
 
 .PHONY: test-long
 test-long: $(TOOLS) ## Run the tests of every part and the longer ones
-	@$(BIN)/python -m pytest tests src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
+	@$(BIN)/python -m pytest tests $(wildcard tests/house) src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
 
 .PHONY: laws
 laws: $(TOOLS) ## Try the laws of docs/laws.md on all pairs of settings, or on other situations with SEED=n
@@ -82,22 +82,6 @@ laws: $(TOOLS) ## Try the laws of docs/laws.md on all pairs of settings, or on o
 .PHONY: test-two
 test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes
 	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/cli/test_cli.py tests/cli/test_evaluation.py $(ARGS)
-
-.PHONY: torture
-torture: $(TOOLS) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
-	@$(BIN)/python benchmarks/torture.py --kills $(or $(N),50) $(ARGS)
-
-.PHONY: bench
-bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
-	@$(BIN)/python benchmarks/step.py --out benchmarks $(ARGS)
-
-.PHONY: bench-input
-bench-input: $(READY) ## Time augmentation and loaders beside timm's and torchvision's, in 5 minutes
-	@$(BIN)/python benchmarks/input.py --out benchmarks $(ARGS)
-
-.PHONY: bench-gpu
-bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in three stages of nine minutes
-	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 .PHONY: docs
 docs: $(TOOLS) ## Build the pages as a site with search in .site/html
@@ -122,10 +106,6 @@ lint: $(TOOLS) ## Check style and types
 
 .PHONY: setup
 setup: $(TOOLS) ## Only create .venv and install; other targets do this by themselves. TORCH=cpu, cu126, auto ...
-
-.PHONY: rename
-rename: ## Give the package a name of your own: NAME=mypackage (docs/your_project.md)
-	@$(PYTHON) scripts/rename.py $(call option,,$(NAME)) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay

@@ -18,7 +18,7 @@ import logging
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from timm.optim import param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from timm.task import DistillationTeacher, TokenDistillationTask
 from timm.utils import ModelEmaV3
+from token_head import TokenHead
 from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 
@@ -143,22 +144,6 @@ def ours(
         callbacks=[StepSeed(SEED), NonFiniteGuard(folder, 10), ema, record],
     ).fit(module, datamodule=datamodule)
     return record.steps, start
-
-
-class TokenHead(nn.Module):
-    """A CaiT as timm's task wants its student: the distillation head is the class head, as in the release."""
-
-    def __init__(self, student: nn.Module, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        self.student = student
-        self.num_classes, self.in_chans, self.pretrained_cfg = num_classes, 3, dict(mean=mean, std=std)
-
-    def set_distilled_training(self, enable: bool) -> None:
-        pass
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.student(images)
-        return logits, logits
 
 
 def timms_batches(folder: Path, batches: int) -> Iterator[tuple[Tensor, Tensor]]:

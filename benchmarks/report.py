@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path.append(str(REPO))  # for contrib
+sys.path += [str(REPO), str(REPO / "tests/support")]  # for contrib, and for oracles of the tests
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

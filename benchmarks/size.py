@@ -2,8 +2,8 @@
 
     python benchmarks/size.py [--extras | --write]
 
-It prints what `LIMITS` names beside its limit and its goal; tests/test_size.py holds the limits. --extras prints the
-table of the extras, --write puts it into docs/your_project.md.
+It prints what `LIMITS` names beside its limit and its goal; `make house` holds the limits. --extras prints the table of
+the extras, --write puts it into docs/your_project.md.
 """
 
 from __future__ import annotations

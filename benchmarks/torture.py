@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from report import REPO, stamp
+from same import same
 
 EPOCHS = 4
 RECIPE = [
@@ -158,17 +159,6 @@ def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
         "metrics.csv": rows,
         "TensorBoard": scalars,
     } | (best if validations else {})
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality to the last bit, a NaN equal to itself."""
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b or (a != a and b != b)
 
 
 def main() -> None:

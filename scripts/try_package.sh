@@ -11,7 +11,7 @@ set -x
 for verb in zoo paper; do  # of an extra, which may be gone
   ! grep -q "^  $verb " <<<"$verbs" || "$cait" "$verb"
 done
-"$cait" fit --config imagenet/xxs24_224.yaml --config configs/trainer/cpu.yaml --print_config
+"$cait" fit --config base.yaml --config configs/trainer/cpu.yaml --print_config
 "$cait" fit --config digits.yaml --config trainer/cpu.yaml --run_name first --trainer.max_steps 4
 "$cait" resume first --trainer.max_steps 8
 "$cait" eval first

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -21,10 +19,6 @@ from cait.cli import main
 SOURCE = next((REPO / "src").glob("*/__init__.py")).parent
 OF_A_CLONE = re.compile(r"\bmake (train|[a-z-]+ [A-Z]+=)|`make |\b[A-Z]+=|\.venv/|--editable")
 """What an installed package must not tell somebody to type who has no clone."""
-
-spec = importlib.util.spec_from_file_location("release", REPO / "scripts/release.py")
-release = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(release)
 
 
 def run(folder: Path, *command: str | Path, status: int = 0) -> str:
@@ -119,18 +113,3 @@ def test_a_clone_finds_a_configuration_from_any_folder(tmp_path: Path, monkeypat
     assert digits == rate("--config=digits.yaml") == rate("-c", "configs/digits.yaml", "--config", "trainer/cpu.yaml")
     (tmp_path / "digits.yaml").write_text("model: {lr: 0.5}\n")
     assert rate("--config", "digits.yaml") == rate("--config=configs/digits.yaml", "--config=digits.yaml") == "0.5"
-
-
-def test_a_release_has_its_version_and_date_in_all_files(tmp_path: Path) -> None:
-    files = ("CHANGELOG.md", "CITATION.cff", f"src/{SOURCE.name}/__init__.py")
-    (tmp_path / files[2]).parent.mkdir(parents=True)
-    for name in files:
-        shutil.copy(REPO / name, tmp_path / name)
-    version = release.found(tmp_path / files[2], r'^__version__ = "(.+)"$')
-    assert release.notes(tmp_path, f"v{version}").startswith("### ")
-    with pytest.raises(SystemExit, match=r"^release: the tag is v9\.0\.0"):
-        release.notes(tmp_path, "v9.0.0")
-    citation = tmp_path / "CITATION.cff"
-    citation.write_text(citation.read_text().replace("date-released: 2", "date-released: 3"))
-    with pytest.raises(SystemExit, match=r"^release: .*CITATION\.cff has"):
-        release.notes(tmp_path, f"v{version}")

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from harness import REPO
 from modules import images_in
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -26,7 +24,6 @@ from cait.data.reading import load_rgb
 from cait.data.transforms import ShapedCrop
 from cait.errors import UserError
 
-SHIPPED = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())["data"]
 SIZE = 48
 RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
 

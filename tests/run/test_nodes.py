@@ -23,7 +23,7 @@ from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, link_dig
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
-from torture import same
+from same import same
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock

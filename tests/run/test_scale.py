@@ -54,8 +54,8 @@ def test_the_loss_curve_does_not_depend_on_accumulation(digits_root: Path, tmp_p
 
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
     assert configurations.recipe(["--config=configs/digits.yaml", "--config=configs/trainer/debug.yaml"]) == "digits"
-    files = ["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "configs/imagenet/finetune_384.yaml"]
-    assert configurations.recipe([f"--config={file}" for file in files]) == "finetune_384"
+    files = ["configs/trainer/gpu.yaml", "configs/digits.yaml", "configs/base.yaml"]
+    assert configurations.recipe([f"--config={file}" for file in files]) == "base"
     assert configurations.recipe([]) == ""
 
 

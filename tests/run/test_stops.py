@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from modules import FIELDS, trainer
-from torture import same
+from same import same
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.progress import Position

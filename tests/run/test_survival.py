@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torture
 from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from runs import RECIPE, TWO, assert_same, wait_for_steps
+from same import same
 from torch.utils._pytree import tree_leaves
 
 from cait import ckpt
@@ -304,27 +304,10 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert newest_whole(tmp_path) == tmp_path / "best.ckpt"
 
 
-@pytest.mark.slow
-def test_the_torture_kills_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=8", "--trainer.limit_val_batches=2"]
-    monkeypatch.setattr(torture, "RECIPE", [*torture.RECIPE, *brief])
-    # The seed kills at half the time that a run takes.
-    monkeypatch.setattr(sys, "argv", ["torture", "--kills=1", "--seed=19", f"--out={tmp_path}/torture.md"])
-    torture.main()
-    said = capsys.readouterr().out
-    assert "left alone: " in said
-    assert "kill 1: killed-" in said
-    verdict = "seed 19: every run ended with the same bits\n"
-    assert said.endswith(verdict)
-    assert (tmp_path / "torture.md").read_text().endswith(verdict)
-
-
 def test_one_bit_is_told() -> None:
     a = {"weights": torch.tensor([1.0, float("nan")]), "rows": [1, float("nan"), "x"]}
     b = {"weights": a["weights"].clone(), "rows": [1, float("nan"), "x"]}
-    assert torture.same(a, b)
+    assert same(a, b)
     b["weights"].view(torch.int32)[0] ^= 1
-    assert not torture.same(a, b)
-    assert not torture.same(a["rows"], [1, float("nan"), "y"])
+    assert not same(a, b)
+    assert not same(a["rows"], [1, float("nan"), "y"])

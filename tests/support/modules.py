@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
+from same import same
 from timm.optim import Lamb
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,7 +49,6 @@ def trainer(**settings: object) -> Trainer:
 
 def assert_resumes(path: Path, net: dict, count: int = 24, between: Callable[[], object] = dict) -> None:
     """A run of two epochs has the same bits as one that ends after the first and is resumed, `between` the two."""
-    from torture import same  # here, because a test's own process may not find it
 
     def run(epochs: int, start: Path | None = None) -> dict:
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from harness import LIMIT, SMALL, call, checkpoint, rows
-from torture import same
+from same import same
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.
 RECIPE = [

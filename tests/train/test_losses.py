@@ -8,11 +8,11 @@ import pytest
 import timm
 import torch
 from modules import loader, module, trainer
-from recipe import TokenHead
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 from timm.loss import SoftTargetCrossEntropy
 from timm.task import DistillationTeacher, TokenDistillationTask
+from token_head import TokenHead
 
 from cait.errors import UserError
 from cait.train.callbacks import EMA

@@ -13,11 +13,11 @@ from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
+from same import same
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
-from torture import same
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError

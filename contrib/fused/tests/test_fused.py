@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import attention_case, attention_results
-from harness import LIMIT, environment, slow
+from harness import LIMIT, REPO, environment, slow
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -266,7 +266,8 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(("name", "N"), [("forward", 576), ("backward", 197), ("backward", 576)])
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str, N: int) -> None:
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPO / "benchmarks")
     from kernel import compiled
 
     found = compiled(name, 8, N)

@@ -112,5 +112,5 @@ def test_it_can_be_renamed_again_with_the_project(tmp_path: Path) -> None:
 
 
 def test_its_tests_pass(copy: Path) -> None:
-    parts = ("tests/model", "tests/train", "tests/cli", "tests/test_house.py")
+    parts = ("tests/model", "tests/train", "tests/cli", "tests/house/test_house.py")
     assert " failed" not in run(copy, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *parts)

@@ -1,0 +1,7 @@
+.PHONY: house
+house: $(TOOLS) ## Run the tests of this repository's own discipline: sizes, imports, the pages' figures
+	@$(BIN)/python -m pytest tests/house -n 3 --dist worksteal $(ARGS)
+
+.PHONY: rename
+rename: ## Give the package a name of your own: NAME=mypackage (docs/your_project.md)
+	@$(PYTHON) scripts/rename.py $(call option,,$(NAME)) $(ARGS)
