@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-import types
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import distribution
 from typing import Any, Literal, NamedTuple, get_args
 
 import timm.optim
@@ -153,21 +150,7 @@ class Length(NamedTuple):
     """What it follows from: max_epochs and max_steps."""
 
 
-def _bolts_schedule() -> type[LRScheduler]:
-    """lightning-bolts' schedule, loaded from its file alone: the package would take seconds, warn and patch numpy."""
-    file = distribution("lightning-bolts").locate_file("pl_bolts/optimizers/lr_scheduler.py")
-    # All that the file takes from its package is a decorator that warns.
-    stability = types.ModuleType("pl_bolts.utils.stability")
-    vars(stability)["under_review"] = lambda: lambda schedule: schedule
-    is_ours = sys.modules.setdefault(stability.__name__, stability) is stability
-    try:
-        return runpy.run_path(str(file))["LinearWarmupCosineAnnealingLR"]
-    finally:
-        if is_ours:
-            del sys.modules[stability.__name__]
-
-
-class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
+class WarmupSchedule(LRScheduler):
     """Linear warm-up, then a cosine or the peak; stepped after every optimizer step.
 
     With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
@@ -175,8 +158,8 @@ class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
         t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)                   (warmup_lr where W = 1)
         t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2   (p if constant)
 
-    times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
-    closed form, so that W = 0 works and rounding does not build up.
+    times the group's `lr_scale`, if it has one. It is the closed form of lightning-bolts'
+    `LinearWarmupCosineAnnealingLR`.
 
     Args:
         optimizer: its groups have the peak as their rate.
@@ -185,25 +168,23 @@ class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
     """
 
     def __init__(self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> None:
-        self.settings, self.measure = settings, measure
-        self.set_length(measure())
-        super().__init__(optimizer, self.warmup_epochs, self.max_epochs, settings.warmup_lr, settings.min_lr)
+        self.settings, self.measure, self.length = settings, measure, measure()
+        super().__init__(optimizer)
 
-    def set_length(self, length: Length) -> None:
-        self.length = length
-        self.warmup_epochs = min(length.warmup, length.total)
-        # A run that ends within its warm-up has no cosine; it must still have a length.
-        self.max_epochs = max(length.total, self.warmup_epochs + 1)
+    def get_lr(self) -> list[float | Tensor]:
+        groups = self.optimizer.param_groups
+        return [group.get("lr_scale", 1.0) * self.rate(peak) for group, peak in zip(groups, self.base_lrs, strict=True)]
 
-    def get_lr(self) -> list[float]:
-        if self.last_epoch == 0 and self.warmup_epochs > 0:
-            rates = [self.warmup_start_lr] * len(self.base_lrs)
-        elif self.last_epoch < self.warmup_epochs or self.settings.schedule == "cosine":
-            rates = self._get_closed_form_lr()
-        else:
-            rates = self.base_lrs
-        scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
-        return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
+    def rate(self, peak: Any) -> Any:
+        """The rate of this step, for a group of this peak."""
+        step, warmup = self.last_epoch, min(self.length.warmup, self.length.total)
+        start, end = self.settings.warmup_lr, self.settings.min_lr
+        if step < warmup:
+            return start + step * (peak - start) / max(warmup - 1, 1)
+        if self.settings.schedule == "constant":
+            return peak
+        fall = max(self.length.total - warmup, 1)  # a run may end within its warm-up
+        return end + 0.5 * (peak - end) * (1 + math.cos(math.pi * (step - warmup) / fall))
 
     def state_dict(self) -> dict[str, Any]:
         state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
@@ -224,7 +205,7 @@ class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
             elif before.limits == now.limits and start < step < before.total != now.total:
                 share = (step - start) / (before.total - start)  # of the fall that is done
                 start = (step - share * now.total) / (1 - share)
-        self.set_length(now._replace(warmup=start) if before.warmup <= step else now)
+        self.length = now._replace(warmup=start) if before.warmup <= step else now
         self.last_epoch, self._step_count = step, state_dict["_step_count"]
         self._last_lr = self.get_lr()
         for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
