@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from modules import loader, module, trainer
@@ -11,6 +13,7 @@ from torchmetrics import Metric
 
 from cait import ckpt
 from cait.errors import UserError
+from cait.run.checkpoints import BestCheckpoint
 from cait.train.metrics import EvalMetrics, best_mode, metric_of_best
 
 
@@ -94,9 +97,24 @@ def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dty
         metrics.update(*batch)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
     assert metrics.compute("val")["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    metrics.update(logits[0], labels[0])
-    metrics.update(logits[1].fill_(float("nan")), labels[1])
-    assert metrics.compute("val")["val/loss"].isnan()
+
+
+def test_answers_that_are_not_finite_have_no_figures(tmp_path: Path) -> None:
+    """Neither a single one among others: the largest of NaN is the first class, which may be right."""
+    metrics = EvalMetrics(5, {"f1": "torchmetrics.classification:MulticlassF1Score"}, per_class=True)
+    logits = torch.eye(5)
+    logits[0] = torch.nan
+    metrics.update(logits, torch.arange(5))
+    figures = metrics.compute("val")
+    assert len(figures) == 5
+    assert all(value.isnan() for value in figures.values())
+    shares = metrics.by_class([*"abcde"])
+    assert (shares["acc1_macro"], {*shares["per_class"].values()}, shares["images"]) == (None, {None}, 5)
+    net = module(lr=0.0, warmup_epochs=0)
+    torch.nn.init.constant_(net.model.head.bias, torch.nan)
+    best = BestCheckpoint(tmp_path)
+    trainer(max_epochs=1, enable_checkpointing=True, callbacks=[best]).fit(net, loader(), loader(4))
+    assert best.best_model_score is None
 
 
 class Own(Metric):

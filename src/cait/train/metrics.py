@@ -85,6 +85,8 @@ class EvalMetrics(nn.Module):
         self.with_macro = per_class
         self.per_class: Tensor | None = None
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
+        self.is_finite = False
+        """Whether the loss that `compute` gave last is finite. If not, the classes of NaN would count as answers."""
 
     def _make(self, num_classes: int) -> Metric:
         """Make what `_standard` reads."""
@@ -107,19 +109,24 @@ class EvalMetrics(nn.Module):
                 metric.update(logits, labels)
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
-        """The values under their logged names, such as `val/acc1`. Counting then starts again."""
+        """The values under their logged names, such as `val/acc1`. Counting then starts again.
+
+        If the loss is not finite, all of them are NaN.
+        """
         values = {f"{prefix}/{name}": value for name, value in self._standard().items()}
         assert self.per_class is not None
+        self.is_finite = bool(values[f"{prefix}/loss"].isfinite())
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
+        is_known = self.is_finite and bool(self.per_class.any())
         for name, metric in self.own.items():
             with named_in_errors(f"metric {name}"):
-                values[f"{prefix}/{name}"] = _number(metric) if self.per_class.any() else torch.tensor(torch.nan)
+                values[f"{prefix}/{name}"] = _number(metric) if is_known else torch.tensor(torch.nan)
         for metric in [self.counter, *self._own]:
             with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
                 metric.reset()
-        return values
+        return values if self.is_finite else {name: torch.full_like(value, torch.nan) for name, value in values.items()}
 
     def _standard(self) -> dict[str, Tensor]:
         """The values that every evaluation has, and `per_class`."""
@@ -129,7 +136,8 @@ class EvalMetrics(nn.Module):
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in per cent, and their mean."""
         assert self.per_class is not None
-        shares = [100 * right / images if images else None for images, right in self.per_class.tolist()]
+        counted = self.per_class.tolist()
+        shares = [100 * right / images if images and self.is_finite else None for images, right in counted]
         known = [share for share in shares if share is not None]
         mean = sum(known) / len(known) if known else None
         images = int(self.per_class[:, 0].sum())
@@ -227,7 +235,7 @@ class OneClass:
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
         """The loss that the settings ask for; with a data module it is to weight the classes."""
         if data is not None:
-            raise UserError("class_weights is for images of several classes; for one class an image take data.balance")
+            raise UserError("class_weights is for images of several classes; for one class per image take data.balance")
         return settings.build()
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:

@@ -41,10 +41,11 @@ class Counts(nn.Module):
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
+        probabilities = logits.float().softmax(dim=1)
+        labels = labels.where(probabilities[:, 0].isfinite(), -1)  # of NaN, the largest is the first class
         if self.confusion is not None:
             self.confusion.update(logits, labels)
-        probabilities = logits.float().softmax(dim=1)
-        self.calibration.update(probabilities, labels.where(probabilities[:, 0].isfinite(), -1))  # it may be NaN
+        self.calibration.update(probabilities, labels)
         if real is not None:  # an image without a right class is not counted
             best = logits.topk(min(5, logits.shape[1])).indices
             counted = (labels >= 0) & (real >= 0).any(dim=1)
@@ -102,7 +103,7 @@ class Evaluation(Scorer, Callback):
         networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
         networks = {name: network for name, network in networks.items() if network is not None}
         self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]
-        counted = [] if self._several else networks  # what is counted here is of one class an image
+        counted = [] if self._several else networks  # what is counted here is of one class per image
         self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted}
 
     def _leave_out(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,8 @@ class Baselines(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Score. Lightning does not call this after an exception or a signal."""
-        if stage != "fit" or trainer.world_size > 1 or "val/acc1" not in trainer.callback_metrics:
+        score = float(trainer.callback_metrics.get("val/acc1", math.nan))
+        if stage != "fit" or trainer.world_size > 1 or math.isnan(score):
             return
         file = self.run.folder / FILE
         try:

@@ -74,6 +74,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     if (chosen := "ema" if ckpt.uses_average(content, given.ema) else "raw") not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     scored, state = about[chosen], ckpt.data_state(content) or {}
+    if not {"acc1", "mAP"} & scored.keys():
+        raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
     images = state.get("depends_on", {}).get("training pictures")
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
     card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))

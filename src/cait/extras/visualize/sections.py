@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 from collections import Counter
@@ -158,6 +159,8 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     except UserError as error:  # a run from elsewhere, whose images are not here
         say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
+    if not all(math.isfinite(each.loss) for each in scored):
+        return [("Mistakes", page.paragraph("The network's answers are not finite, so there are no figures."))]
     wrong = [each for each in scored if each.predicted != each.label]
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)

@@ -152,12 +152,15 @@ def test_what_goes_to_the_hub_is_what_timm_loads(here: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 
-def test_a_run_that_was_not_scored_has_no_card(here: Path) -> None:
+def test_a_run_without_scores_has_no_card(here: Path) -> None:
     path = Path("logs/mine/evaluation.json")
     kept = path.read_text()
     try:
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3 of data/digits, the run of step 4 of" in refused(here)
+        content = json.loads(kept)
+        path.write_text(json.dumps(content | {"ema": content["ema"] | {"acc1": None}}))
+        assert "has no accuracy to show: the network's answers are not finite" in refused(here)
         path.unlink()
         assert "evaluation.json is missing: `cait eval mine` writes it" in refused(here)
     finally:
