@@ -73,7 +73,7 @@ NOTES = [
 ]
 Row = dict[str, Any]
 Turn = Callable[[int], float]
-"""Seconds an image of the turn of that number."""
+"""Seconds per image of the turn of that number."""
 
 
 def prepare(root: Path, files: int, entries: int) -> float:
@@ -282,7 +282,7 @@ def versions() -> str:
 
 
 def table(rows: list[Row], rate: bool) -> list[str]:
-    lines = [f"| | {'images a second' if rate else 'ms an image'} | ratio |", "|---|---|---|"]
+    lines = [f"| | {'images a second' if rate else 'ms per image'} | ratio |", "|---|---|---|"]
     for row in rows:
         number = f"{1 / row['seconds']:.0f}" if rate else f"{1e3 * row['seconds']:.2f}"
         lines.append(f"| {row['side']} | {number} | **{row['ratio']:.2f}×** |")

@@ -107,7 +107,7 @@ def extras() -> dict[str, ModuleType]:
     paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
     try:
         return {name: importlib.import_module(path) for name, path in paths}
-    except Exception as error:  # a stranger's package may raise anything
+    except Exception as error:  # an installed package may raise anything
         raise UserError(f"an extra cannot be imported: {said(error)}") from error
 
 

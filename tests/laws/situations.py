@@ -78,11 +78,11 @@ SENSELESS: list[tuple[str, dict[str, set[str]]]] = [
     ("its images do not grow", {"images": {"own"}, "resumed": {"grown"}}),
     ("images are drawn by their one class", {"images": {"several"}, "weighting": {"balance"}}),
     (
-        "class_weights is for several classes an image",
+        "class_weights is for several classes per image",
         {"images": {*FACTORS["images"]} - {"several"}, "weighting": {"class_weights"}},
     ),
     ("its classes are counted only by opening its images", {"images": {"own"}, "weighting": {"balance"}}),
-    ("a teacher judges one class an image", {"images": {"several"}, "teacher": {"run", "renamed"}}),
+    ("a teacher judges one class per image", {"images": {"several"}, "teacher": {"run", "renamed"}}),
     ("so there is none with class_weights", {"weighting": {"class_weights"}, "teacher": {"run", "renamed"}}),
     ("a head is solved on the features of weights", {"network": {"solved"}, "weights": {"none"}}),
     ("what is frozen came from weights", {"network": {"frozen"}, "weights": {"none"}}),

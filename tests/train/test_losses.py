@@ -181,7 +181,7 @@ def test_dinov3_has_no_head_so_a_run_starts_from_it(tmp_path: Path) -> None:
 
 
 def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path: Path) -> None:
-    """The checkpoint may be a stranger's, so the code that it names is not run for its word."""
+    """The checkpoint may be someone else's, so the code that it names is not run for its word."""
     name, fit = "own_parts:Net", trainer(max_epochs=1)
     fit.fit(module(name=name, fields=None), loader())
     fit.save_checkpoint(path := str(tmp_path / "run.ckpt"))

@@ -178,7 +178,7 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> An
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         module.model.load_state_dict(chosen)
-    except Exception as error:  # a stranger's hyper-parameters may cause any error
+    except Exception as error:  # hyper-parameters of someone else's file may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     return module.eval()
 

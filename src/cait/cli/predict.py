@@ -159,7 +159,7 @@ def _table(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, 
 
 
 def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
-    """path, class, probability, class_2, probability_2, ..., error; with several labels an image one cell for all."""
+    """path, class, probability, class_2, probability_2, ..., error; with several labels per image one cell for all."""
     several = loaded.task.several
     places = 1 if several else min(top_k or 5, len(loaded.class_names))
     ends = ["", *(f"_{place}" for place in range(2, places + 1))]

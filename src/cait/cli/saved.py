@@ -24,7 +24,7 @@ def of_run(folder: Path) -> Settings:
 
 
 def data_settings(folder: Path) -> Settings:
-    """The settings of a run's data module; of a stranger's run where its images are and how they are prepared.
+    """The settings of a run's data module; of someone else's run only those that `of_images` takes.
 
     The images that it held out stay the same, even if the folder has grown.
     """

@@ -153,7 +153,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.loading.balance is None:
             return getattr(self.source, "order", None) or Published(len(self.source.train))
         if self._label_sets is not None:
-            raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
+            raise UserError("data.balance is for one class per image; for several give --model.class_weights balanced")
         return Balanced(self._train_labels, self.loading.balance)
 
     @property

@@ -78,7 +78,7 @@ def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Not torch.manual_seed: without CUDA it formats a traceback in every call, a millisecond an image.
+    # Not torch.manual_seed: without CUDA it formats a traceback in every call, a millisecond per image.
     torch.default_generator.manual_seed(seed)
 
 

@@ -222,7 +222,7 @@ class Mixing:
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
         """Mix [B, C, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
-        Labels [B, num_classes] of several classes an image are mixed in the same shares.
+        Labels [B, num_classes] of several classes per image are mixed in the same shares.
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
         mixing smoothed ones.
         """

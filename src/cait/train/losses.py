@@ -45,7 +45,7 @@ class LossSettings:
     label_smoothing: float = 0.1
     """ε of (1 - ε) · target + ε / num_classes, for training only; not for a loss of your own."""
     class_weights: ClassWeights | None = None
-    """"balanced" weights the classes of images that may have several; None counts all alike. For one class an image
+    """"balanced" weights the classes of images that may have several; None counts all alike. For one class per image
     there is `data.balance`."""
 
     def __post_init__(self) -> None:

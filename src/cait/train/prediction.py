@@ -39,12 +39,12 @@ def transform(module: Any, image: RawImage) -> Tensor:
 
 @torch.no_grad()
 def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
-    """The most probable classes of an image, or of each of several; with several labels an image all it seems to have.
+    """The most probable classes of an image, or of each of several; with several labels per image all it seems to have.
 
     Args:
         module: a `cait.train.module.CaiTModule`.
         images: a path, an open file or a PIL image; or a list of them.
-        top_k: how many classes to return at most; None means 5, or with several labels an image no limit.
+        top_k: how many classes to return at most; None means 5, or with several labels per image no limit.
 
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.

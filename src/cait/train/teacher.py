@@ -63,8 +63,8 @@ def load_teacher(
 ) -> Teacher:
     """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
-    It sees the images at the student's size, or at its own where it takes no other. If both name their classes, the
-    names must be the same, in any order.
+    It sees the images at the student's size, or at its own where it takes no other. A run must know the classes of
+    the data by name, in any order; of timm's network only their number is compared.
 
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
@@ -100,7 +100,7 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
     )
     name = hparams["name"]
     signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
-    if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
+    if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     names = ckpt.class_names(checkpoint)
     if names and classes and (odd := sorted({*names} ^ {*classes})):

@@ -1,4 +1,4 @@
-"""Labels in a table, several an image, a test split, and folds: --data.labels FILE.csv, --data.folds K."""
+"""Labels in a table, several per image, a test split, and folds: --data.labels FILE.csv, --data.folds K."""
 
 from __future__ import annotations
 

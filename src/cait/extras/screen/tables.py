@@ -78,7 +78,7 @@ class Banner(ModelSummary):
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
         data, optimizer = self.data, trainer.optimizers[0]
         parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
-        cost = f", {self._gmacs:.3g} GMACs an image" if self._gmacs else ""
+        cost = f", {self._gmacs:.3g} GMACs per image" if self._gmacs else ""
         name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         order = "shuffled" if data.order.name == "published" else data.order.name
         repeats = f", {data.repeats} times each" if data.repeats > 1 else ""

@@ -1,4 +1,4 @@
-"""Tables of labels, splits, groups, folds, several labels an image: held against scikit-learn, torch and timm."""
+"""Tables of labels, splits, groups, folds, several labels per image: held against scikit-learn, torch and timm."""
 
 from __future__ import annotations
 
@@ -394,6 +394,6 @@ def test_labels_are_mixed_in_timms_shares(mode: str, switch: float) -> None:
     expected, timms_shares = timms(images.clone(), classes)
     assert torch.equal(mixed, expected)
     assert torch.allclose(shares, timms_shares, atol=1e-6)
-    both = rows + F.one_hot((classes + 1) % 4, 4)  # two labels an image: the shares of each add up
+    both = rows + F.one_hot((classes + 1) % 4, 4)  # two labels per image: the shares of each add up
     summed = mixing(images.clone(), both, 4, seed=3)[1]
     assert torch.allclose(summed, shares + shares.roll(1, dims=1), atol=1e-6)

@@ -38,7 +38,7 @@ def test_the_banner_says_what_will_run(
     parameters = sum(parameter.numel() for parameter in net.parameters())
     name = f"CaiT {FIELDS['depth']}×{FIELDS['embed_dim']}"
     start = [
-        f"model     {name}, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs an image",
+        f"model     {name}, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs per image",
         "data      digits: 1,437 training and 360 validation images, 10 classes",
         "order     shuffled by seed 0",
     ]
