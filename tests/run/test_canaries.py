@@ -14,10 +14,11 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities import rank_zero_only
 from modules import SavesAt, loader, module, trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from cait import ckpt
+from cait import ckpt, loops
 from cait.data.datamodule import ImageNetDataModule
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.module import lay_out_buckets
@@ -111,6 +112,44 @@ def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(t
     assert given == [{"previous": "y"}]
     assert last == [False, False, True]
     assert fit.val_check_batch == 3
+
+
+def test_the_loops_say_what_follows_a_batch() -> None:
+    """A validation, or the next batch of an accumulation; and the step that is logged."""
+    seen: list[tuple[bool, bool, int, int]] = []
+    validations: list[int] = []
+    watch = LambdaCallback(
+        on_train_batch_end=lambda fit, *_: seen.append(
+            (loops.validates_next(fit), loops.accumulates(fit), loops.logged_step(fit), loops.next_batch(fit))
+        ),
+        on_validation_start=lambda *_: validations.append(len(seen)),
+    )
+    common: dict = dict(val_check_interval=3, accumulate_grad_batches=2, num_sanity_val_steps=0, callbacks=[watch])
+    trainer(max_epochs=1, **common).fit(module(), loader(), loader(4))
+    assert [place + 1 for place, (validates, *_) in enumerate(seen) if validates] == validations == [3, 6]
+    assert [waits for _, waits, _, _ in seen] == [True, False] * 3
+    assert [step for *_, step, _ in seen] == [1, 1, 2, 2, 3, 3]
+    assert [batch for *_, batch in seen] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Lightning would kill the first process, which may not have ended yet."""
+
+    def status() -> int:
+        with pytest.raises(SystemExit) as ended:
+            LastCheckpoint(tmp_path)._leave(trainer(strategy="ddp", devices=2), signal.SIGTERM)
+        return ended.value.code
+
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # a Trainer sets it by the variables
+    assert status() == 143
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert status() == 0
+    of_torchrun = dict(TORCHELASTIC_RUN_ID="x", RANK="1", GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    for name, value in of_torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert status() == 143
 
 
 def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:

@@ -19,7 +19,7 @@ from modules import FIELDS, trainer
 from same import same
 
 from cait.data.datamodule import ImageNetDataModule
-from cait.progress import Position
+from cait.loops import Position
 from cait.run import signals
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.callbacks import EMA, StepSeed

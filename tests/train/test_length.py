@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from modules import loader, module, trainer
 
-from cait.progress import Position, continue_run, total_steps
+from cait.loops import Position, continue_run, total_steps
 
 PEAK, LOW, WARMUP_LR, WARMUP = 1e-2, 1e-4, 1e-6, 3
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, plugins, progress, references, seeds
+from cait import cores, disk, loops, plugins, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed, tell_of_alike
 from cait.data.listing import below
@@ -348,7 +348,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.trainer is not None:
             overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
             epoch = 0 if overfits else self.trainer.current_epoch
-            return epoch, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            return epoch, loops.next_batch(self.trainer)
         self._own_epoch += 1
         return self._own_epoch, 0
 
@@ -362,7 +362,7 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size,
-            "batches accumulated, by epoch": progress.accumulation(self.trainer) if self.trainer else {0: 1},
+            "batches accumulated, by epoch": loops.accumulation(self.trainer) if self.trainer else {0: 1},
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
             "order of the images": self.order.name,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
-from cait import ckpt, disk, progress
+from cait import ckpt, disk, loops
 from cait.errors import UserError
 from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
 from cait.run.signals import StopSignals
@@ -105,7 +104,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.state.fn == "fit":  # by now the data module has refused a checkpoint of other data
             images = getattr(trainer.datamodule, "world_batch_size", 1)  # type: ignore[attr-defined]
             before = (ckpt.data_state(checkpoint) or {}).get("world_batch_size", images)
-            progress.continue_run(checkpoint, trainer, before, images)
+            loops.continue_run(checkpoint, trainer, before, images)
             for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
                 if state := checkpoint["callbacks"].get(callback.state_key):
                     state["patience"] = callback.patience
@@ -120,11 +119,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero and resumes_previous and not ckpt.is_whole(last):
             disk.remove(last)  # else the next save would put it in the place of previous.ckpt, the only whole one
         self.signals.watch(trainer)
-        # Lightning logs a step's metrics, and steps a schedule that follows a metric, after the hooks that save. A kill
-        # in between would lose both, because the checkpoint says that the step is done. So do them before the save.
-        connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
-        connector.update_train_step_metrics = _once_a_batch(loop, connector.update_train_step_metrics)  # type: ignore[method-assign]
-        loop.update_lr_schedulers = _once_a_batch(loop, loop.update_lr_schedulers)  # type: ignore[method-assign]
+        loops.end_steps_once(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -135,15 +130,14 @@ class LastCheckpoint(Checkpoint):
         self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if self.signals.is_due(trainer):
             self._ask(trainer)
-        loop: Any = trainer.fit_loop
-        if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+        if not trainer.is_last_batch and not loops.validates_next(trainer):
             self._save_and_leave(trainer)  # else after the validation, or at the end of the epoch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self._due |= trainer.global_step == 0  # what was done before the first step took time
-        if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
+        if not trainer.is_last_batch and not loops.accumulates(trainer):
             self._ask(trainer)
             self._save_and_leave(trainer)
 
@@ -158,15 +152,14 @@ class LastCheckpoint(Checkpoint):
         """Save if it is due, and leave if a signal wants it."""
         if self._due or self._stop:
             if trainer.global_step:
-                trainer._logger_connector.update_train_step_metrics()
-                trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+                loops.end_step(trainer)
             self.save(trainer)
             if self._stop:
                 self._leave(trainer, self._stop)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
-            trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            loops.end_epoch(trainer)
         self.save(trainer)
         self._ask(trainer)
         if self._stop:
@@ -192,24 +185,9 @@ class LastCheckpoint(Checkpoint):
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
         # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
-        launcher: Any = trainer.strategy.launcher
-        started = isinstance(launcher, _SubprocessScriptLauncher) and trainer.local_rank > 0
-        if started and not launcher.cluster_environment.creates_processes_externally:  # as by torchrun or SLURM
-            raise SystemExit(0)
-        raise SystemExit(128 + signum)
-
-
-def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:
-    """The function, which does nothing if it is called again with the same arguments after the same batch."""
-    done: dict[Any, int] = {}
-
-    def once(*arguments: Any, **named: Any) -> None:
-        call, batch = (arguments, *named.items()), loop.batch_progress.total.ready
-        if done.get(call) != batch:
-            done[call] = batch
-            function(*arguments, **named)
-
-    return once
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+        raise SystemExit(0 if is_child else 128 + signum)
 
 
 class BestCheckpoint(ModelCheckpoint):

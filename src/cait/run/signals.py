@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from cait import loops
 from cait.cores import STOPPING, discard
 
 LOST = (errno.EIO, errno.EPIPE)
@@ -36,8 +37,7 @@ class StopSignals:
             kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # under nohup
             self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING if signum not in kept}
         self._next_step, self._last_step, self._last_time = 0, trainer.global_step, time.monotonic()
-        # Before every batch Lightning would ask all processes whether to stop, and wait for the device.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        loops.ask_nobody_about_signals(trainer)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT and self.received == signal.SIGINT:

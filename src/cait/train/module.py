@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt, progress
+from cait import ckpt, loops
 from cait.errors import UserError
 from cait.model import network
 from cait.model.attention import precise
@@ -200,10 +200,10 @@ class CaiTModule(LightningModule):
             network.count_once(self.model)
 
     def on_train_start(self) -> None:
-        progress.begin(self.trainer)
+        loops.begin(self.trainer)
         lay_out_buckets(self.trainer.strategy.model)
         if self.validates_first:
-            progress.validate(self.trainer)
+            loops.validate(self.trainer)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if (rate := self.hparams["lr"]) != self.schedule.lr:  # as Lightning's LearningRateFinder sets it in a run
@@ -258,9 +258,8 @@ class CaiTModule(LightningModule):
 
     def is_logged(self) -> bool:
         """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
-        trainer: Any = self.trainer
-        steps, every = trainer.fit_loop.epoch_loop._batches_that_stepped + 1, trainer.log_every_n_steps
-        return trainer.is_last_batch or (every > 0 and steps % every == 0)
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return self.trainer.is_last_batch or (every > 0 and loops.logged_step(self.trainer) % every == 0)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -323,7 +322,7 @@ class CaiTModule(LightningModule):
         return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        progress.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
+        loops.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
         scheduler = WarmupSchedule(optimizer, self.schedule, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -331,11 +330,11 @@ class CaiTModule(LightningModule):
     def schedule_length(self) -> Length:
         """How long the schedule is from where the Trainer stands. Raises UserError if the run has no end."""
         trainer, epochs = self.trainer, self.schedule.warmup_epochs
-        if epochs and not math.isfinite(progress.batches_an_epoch(trainer)):
+        if epochs and not math.isfinite(loops.batches_an_epoch(trainer)):
             raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
-        if not math.isfinite(total := progress.total_steps(trainer)):
+        if not math.isfinite(total := loops.total_steps(trainer)):
             raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
-        warmup = round(progress.steps_until(trainer, epochs)) if epochs else 0
+        warmup = round(loops.steps_until(trainer, epochs)) if epochs else 0
         return Length(warmup, int(total), (trainer.max_epochs or -1, trainer.max_steps))
 
     def peak_lr(self) -> float:
@@ -344,7 +343,7 @@ class CaiTModule(LightningModule):
             return self.schedule.lr
         loader: Any = self.trainer.train_dataloader
         batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
-        return self.schedule.lr * batch * progress.batches_a_step(self.trainer) / self.schedule.lr_base_size
+        return self.schedule.lr * batch * loops.batches_a_step(self.trainer) / self.schedule.lr_base_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""

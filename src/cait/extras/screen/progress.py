@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 
+from cait.loops import next_batch
+
 # Name on the screen and format. metrics.csv has the others.
 SHOWN = {
     "train/loss": ("loss", "{:.3f}"),
@@ -64,7 +66,7 @@ class RunProgressBar(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         # Reading a metric waits for the device, so read only when the bar is drawn.
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        done = next_batch(trainer)
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
             known = trainer.callback_metrics
             self._metrics = shown_metrics({name: known[name] for name in MEANS if name in known})

@@ -23,10 +23,10 @@ from cait import ckpt, plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, console, printable, to_type
 from cait.extras.words import duration, network_name
+from cait.loops import Position, batches_a_step, total_steps
 from cait.model import network
 from cait.model.attention import SelfAttention
 from cait.model.cait import in_evaluation
-from cait.progress import Position, batches_a_step, total_steps
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.train.optim import ScheduleSettings

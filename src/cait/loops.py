@@ -1,8 +1,12 @@
-"""Where a run stands, and how many steps are left of it."""
+"""Lightning's loops: where a run stands in them, and how many steps are left of it.
+
+All that is relied on in them beyond Lightning's documented interface is here; tests/run/test_canaries.py tries it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cait.ckpt import Checkpoint
@@ -66,6 +70,64 @@ def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, i
         counts |= dict.fromkeys(("ready", "started", "processed"), count) | {"completed": count - amid}
     batches["is_last_batch"] = not amid
     loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - amid
+
+
+def next_batch(trainer: Any) -> int:
+    """The place in the epoch of the next batch: while Lightning moves a batch to the device, that batch."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+
+def logged_step(trainer: Any) -> int:
+    """Which step of the run is under way, counted from 1, as Lightning counts for its loggers."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped + 1
+
+
+def validates_next(trainer: Any) -> bool:
+    """In `on_train_batch_end`: whether a validation follows."""
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+
+
+def accumulates(trainer: Any) -> bool:
+    """After a batch: whether its gradients wait for those of the next."""
+    return trainer.fit_loop._should_accumulate()
+
+
+def ask_nobody_about_signals(trainer: Any) -> None:
+    """Before every batch Lightning would ask all processes whether to stop, and wait for the device."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def end_steps_once(trainer: Any) -> None:
+    """Let `end_step` and `end_epoch` do, before a save, what Lightning does after the hooks that save; only once.
+
+    Lightning logs a step's metrics, and steps a schedule that follows a metric, late. A kill in between would lose
+    both, because the checkpoint says that the step is done.
+    """
+    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    connector.update_train_step_metrics = _once_a_batch(loop, connector.update_train_step_metrics)
+    loop.update_lr_schedulers = _once_a_batch(loop, loop.update_lr_schedulers)
+
+
+def end_step(trainer: Any) -> None:
+    trainer._logger_connector.update_train_step_metrics()
+    trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+
+
+def end_epoch(trainer: Any) -> None:
+    trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+
+
+def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """The function, which does nothing if it is called again with the same arguments after the same batch."""
+    done: dict[Any, int] = {}
+
+    def once(*arguments: Any, **named: Any) -> None:
+        call, batch = (arguments, *named.items()), loop.batch_progress.total.ready
+        if done.get(call) != batch:
+            done[call] = batch
+            function(*arguments, **named)
+
+    return once
 
 
 def begin(trainer: Any) -> None:
