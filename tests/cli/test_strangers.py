@@ -46,7 +46,7 @@ MORE = {
     "runs": [],
 }
 """What verbs need beyond the name of a run."""
-WITHOUT = {"fit", "crossval", "check", "imagenet-check", "paper", "shards", "study", "sweep", "zoo"}
+WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo"}
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]

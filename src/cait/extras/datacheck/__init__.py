@@ -6,6 +6,5 @@ VERBS = {
     "check": Verb(
         "cait.extras.datacheck.check:check",
         "count a data folder, decode a sample: cait check DIR [--images 2000]",
-    ),
-    "imagenet-check": Verb("cait.extras.datacheck.check:check", "the older name of check"),
+    )
 }

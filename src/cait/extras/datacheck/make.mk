@@ -1,4 +1,3 @@
-.PHONY: check imagenet-check
-imagenet-check: check
+.PHONY: check
 check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
 	@$(BIN)/cait check $(call option,,$(DATA)) $(ARGS)
