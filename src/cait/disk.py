@@ -202,6 +202,17 @@ def write_json(path: Path, content: Any) -> None:
         beside.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table that a run may be writing, without a line at the end that is not whole.
+
+    Raises what `read_text` does, and UserError if it is no table.
+    """
+    try:
+        return list(csv.DictReader(read_text(path).split("\n")[:-1], restval=""))
+    except csv.Error as error:
+        raise UserError(f"{path} is no CSV file: {one_line(error)}") from error
+
+
 def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The line of each row of a table of images, and its cells by column in lower case; errors call the table `name`.
 

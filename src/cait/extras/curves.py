@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,18 +58,11 @@ def rows(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def csv_rows(path: Path, why: str) -> list[dict[str, str]]:
-    """The rows of a table that a run may be writing, without one at the end that is not whole yet.
-
-    Raises:
-        UserError: the file is missing, for the reason `why`, or is no table.
-    """
+    """The rows of a table in a run's folder. Raises UserError if it is missing, for the reason `why`, or is none."""
     try:
-        lines = disk.read_text(path).split("\n")[:-1]
-        return list(csv.DictReader(lines, restval=""))
+        return disk.read_rows(path)
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {why}") from error
-    except csv.Error as error:
-        raise UserError(f"{path} is no CSV file: {one_line(error)}") from error
 
 
 def steps_per_epoch(curves: dict[str, Curve]) -> float | None:

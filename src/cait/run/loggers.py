@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,10 @@ class RunCSVWriter(ExperimentWriter):
 
     def rows_before(self, step: float) -> list[dict[str, Any]]:
         """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
-        path = Path(self.metrics_file_path)
-        try:
-            text = disk.read_text(path) if path.exists() else ""
-            rows = [*csv.DictReader(text.split("\n")[:-1])]  # a crash tears the last line
-        except (UserError, csv.Error):
-            rows = []
-        return [
-            row for row in rows if str(row.get("step")).isdecimal() and None not in row and float(row["step"]) < step
-        ]
+        with suppress(FileNotFoundError, UserError):
+            rows = [row for row in disk.read_rows(Path(self.metrics_file_path)) if None not in row]
+            return [row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step]
+        return []
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)

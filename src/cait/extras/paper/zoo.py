@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,13 +49,9 @@ def show(arguments: list[str], program: Program) -> None:
 
 def known_costs() -> dict[tuple[str, int], Cost]:
     """What each model costs at each resolution."""
-    rows = csv.DictReader(disk.read_text(Path(__file__).with_name("costs.csv")).splitlines())
-    return {
-        (row["model"], int(row["img_size"])): Cost(
-            int(row["parameters"]), float(row["gmacs"]), float(row["gmacs_published"])
-        )
-        for row in rows
-    }
+    rows = disk.read_rows(Path(__file__).with_name("costs.csv"))
+    numbers = ((row, float(row["gmacs"]), float(row["gmacs_published"])) for row in rows)
+    return {(row["model"], int(row["img_size"])): Cost(int(row["parameters"]), *cost) for row, *cost in numbers}
 
 
 def models() -> dict[tuple[str, int], list[Row]]:
