@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +27,6 @@ SPLITS = {
     "test": "test",
 }
 """What the column `split` may say, in lower case."""
-LEAST, MANY = 1e-7, 1000
-"""What a change of groups must bring, in squared shares, and from how many groups on two do not change together."""
 PARTING = ";"
 """Between the labels of an image that has several."""
 
@@ -148,7 +146,7 @@ class AnnotatedSource(FolderSource):
         if self.val_list:
             train, val = hold_listed(pool, self.root, self.val_list)
         elif self.asked.folds:
-            train, val = self._divide(pool, self.asked.folds, self.asked.fold)
+            train, val = taken(pool, self._divide(pool, self.asked.folds)[self.asked.fold])
         elif train and not val:
             train, val = self._hold_out(pool)
         if self.groups and not self.val_list and len(val):
@@ -156,20 +154,21 @@ class AnnotatedSource(FolderSource):
         return self.without_held_out(train, Files([*val, *(self.test or ())])), val
 
     def _hold_out(self, pool: Files) -> tuple[Files, Files]:
-        """Hold out `val_fraction`; of groups as near to it as they let."""
+        """Hold out `val_fraction`: of groups, or of several classes per image, the fold that serves best.
+
+        What counts first is that each class keeps training images, then that it has validation images, then the share.
+        """
         fraction = self.splits.val_fraction
-        if self.groups:
-            names = [self.groups[path] for path, _ in pool]
-            chosen = whole_groups(names, [self.names_of([label]) for label in pool.labels], fraction)
-            return taken(pool, [place for place, name in enumerate(names) if name in chosen])
-        if not self.asked.multi_label:
+        if not (self.groups or self.asked.multi_label):
             return hold_out(pool, fraction)
-        folds = max(2, min(round(1 / fraction), len(pool)))  # scikit-learn takes no more
-        for fold in range(folds):
-            train, held = self._divide(pool, folds, fold)
-            if held and self.names_of(train.labels) == {*self.class_names}:
-                break
-        return train, held
+
+        def costs(places: np.ndarray) -> tuple[float, ...]:
+            train, held = taken(pool, places)
+            lacking = (len({*self.class_names} - self.names_of(part.labels)) for part in (train, held))
+            return (not held, *lacking, abs(len(held) / len(pool) - fraction))
+
+        most = len({*self.groups.values()}) if self.groups else len(pool)  # scikit-learn takes no more
+        return taken(pool, min(self._divide(pool, max(2, min(round(1 / fraction), most))), key=costs))
 
     def _tell_of_classes(self, train: Files, val: Files) -> None:
         """Say how far groups kept a split from its share, and from having every class on both sides."""
@@ -184,10 +183,11 @@ class AnnotatedSource(FolderSource):
             lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
             tell_once(f"{self.asked.labels}: because groups stay whole, {figures}{lacking}")
 
-    def _divide(self, samples: Files, folds: int, fold: int) -> tuple[Files, Files]:
-        """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates; no group parts.
+    def _divide(self, samples: Files, folds: int) -> list[np.ndarray]:
+        """The places of each of scikit-learn's stratified folds, which part no group.
 
-        If an image may have several classes, the sets of them that fewer than `folds` images have count as one.
+        If an image may have several classes, or if no folds are asked for, the labels of fewer than `folds` images
+        count as one.
 
         Raises:
             UserError: no class, or not the groups, can be divided so.
@@ -196,18 +196,17 @@ class AnnotatedSource(FolderSource):
 
         groups = [self.groups[path] for path, _ in samples] if self.groups else None
         if groups and (count := len({*groups})) < folds:
-            raise UserError(f"{count} groups cannot be divided into {folds} folds")
+            raise UserError(f"{folds} folds need as many groups, {self.asked.labels} has {count}")
         labels = np.array(samples.labels)
-        if self.asked.multi_label:
+        if self.asked.multi_label or not self.asked.folds:
             labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
         kind = StratifiedGroupKFold if groups else StratifiedKFold
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-                divided = [*kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)]
+                return [places for _, places in kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)]
         except ValueError as error:
             raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
-        return taken(samples, divided[fold][1])
 
 
 def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
@@ -215,62 +214,6 @@ def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
     held = {*places}
     rest = (sample for place, sample in enumerate(samples) if place not in held)
     return Files(rest), Files(samples[place] for place in sorted(held))
-
-
-def whole_groups(groups: Sequence[str], classes: Sequence[Iterable[str]], fraction: float) -> set[str]:
-    """The groups to hold out, so that about a `fraction` of all images and of each class is held out.
-
-    What matters most is that each class keeps training images, then that each has validation images, then the squares
-    of the differences from the fraction. From an even choice of the small groups on, that group joins or leaves which
-    brings most, or two do.
-
-    Args:
-        groups, classes: of each image.
-
-    Raises:
-        UserError: there is one group.
-    """
-    names, group = np.unique(groups, return_inverse=True)
-    if len(names) < 2:
-        raise UserError(f"all images are of the group {names[0]}: to hold one out, two are needed")
-    kinds = {name: index for index, name in enumerate(sorted({name for found in classes for name in found}))}
-    width = len(kinds) + 1  # the last one stands for all images
-    cells = [
-        (place, kind) for place, found in enumerate(classes) for kind in (width - 1, *map(kinds.__getitem__, found))
-    ]
-    images, kind = np.array(cells).T
-    places, counts = np.unique(group[images] * width + kind, return_counts=True)
-    of_group, of_kind = places // width, places % width
-    parts = counts / np.bincount(of_kind, weights=counts)[of_kind]  # of the images of a class, in a group
-    starts = np.flatnonzero(np.diff(of_group, prepend=-1))
-
-    def cost(share: np.ndarray) -> np.ndarray:
-        return (share - fraction) ** 2 + (share < 1e-9) + 1e3 * (share > 1 - 1e-9)
-
-    def gains() -> np.ndarray:
-        share = np.bincount(of_kind, parts * held[of_group], width)[of_kind]
-        return np.add.reduceat(cost(share) - cost(share + np.where(held, -1, 1)[of_group] * parts), starts)
-
-    small = np.flatnonzero(np.maximum.reduceat(parts, starts) < fraction / 20)
-    small = small[np.argsort(of_kind[starts][small], kind="stable")]
-    held = np.zeros(len(names), bool)
-    held[small[np.arange(len(small)) * fraction % 1 >= 1 - fraction]] = True
-    for _ in range(len(names)):
-        first = gains()
-        changed = [int(first.argmax())]
-        if first.max() < LEAST:
-            changed = []
-            for one in range(len(names) if len(names) < MANY else 0):
-                held[one] ^= True
-                both = first[one] + gains()
-                held[one] ^= True
-                if both.max() > LEAST:
-                    changed = [one, int(both.argmax())]
-                    break
-        if not changed:
-            break
-        held[changed] ^= True
-    return {*names[held].tolist()}
 
 
 def read_table(file: Path, root: Path, several: bool) -> list[Row]:

@@ -6,9 +6,7 @@ import csv
 import json
 import os
 import unicodedata
-import warnings
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +28,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.data.transforms import Mixing
 from cait.errors import UserError
-from cait.extras.annotations.several import MultiLabel, MultiLabelLoss
-from cait.extras.annotations.source import whole_groups
+from cait.extras.annotations.multi_label import MultiLabel, MultiLabelLoss
 from cait.train.losses import LossSettings
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
@@ -111,37 +108,6 @@ def test_groups_stay_together_as_in_scikit_learn(here: Path) -> None:
     assert (below(source.train), below(source.val)) == ([*paths[train]], [*paths[val]])
 
 
-def figures(held: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[int, int, float]:
-    """Classes that validation has alone, classes that it lacks, and squared differences from the share."""
-    shares = np.bincount(labels[held], minlength=labels.max() + 1) / np.bincount(labels)
-    squares = np.sum((shares - fraction) ** 2) + (held.mean() - fraction) ** 2
-    return int((shares == 1).sum()), int((shares == 0).sum()), float(squares)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_groups_are_held_out_as_well_as_they_let(seed: int) -> None:
-    """No fold of scikit-learn is much nearer to the share; of few groups no choice has more classes on both sides."""
-    draw = np.random.default_rng(seed)
-    count, fraction = int(draw.integers(3, 10) if seed % 2 else draw.integers(10, 60)), (0.1, 0.2, 0.3)[seed % 3]
-    labels, groups = [0, 1, 2, 3], ["0", "1", "0", "1"]
-    for group in range(count):
-        for label in draw.choice(4, draw.integers(1, 3), replace=False):
-            images = int(draw.integers(1, 90))
-            labels, groups = labels + [int(label)] * images, groups + [str(group)] * images
-    of, names = np.array(labels), np.array(groups)
-    held = np.isin(names, [*whole_groups(groups, [[str(label)] for label in labels], fraction)])
-    found = figures(held, of, fraction)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        folds = StratifiedGroupKFold(min(round(1 / fraction), count), shuffle=True, random_state=0)
-        for _, fold in folds.split(of, of, names):
-            alone, without, squares = figures(np.isin(np.arange(len(of)), fold), of, fraction)
-            assert found <= (alone, without, squares + 0.06)
-    if count < 10:
-        choices = (chosen for size in range(1, count) for chosen in combinations(map(str, range(count)), size))
-        assert found[:2] == min(figures(np.isin(names, chosen), of, fraction)[:2] for chosen in choices)
-
-
 @pytest.mark.parametrize("groups", [2, 30])
 def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Though a tenth cannot be had; each class keeps training images, and a run is scored on what it held out."""
@@ -203,7 +169,7 @@ ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
         (f"path,label,Label\n{ONE},a,b\n", "wrong.csv has two columns `label`: remove one"),
         (f"path,label\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
         (f"path,label,\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
-        (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "all images are of the group x: to hold one out, two are needed"),
+        (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "2 folds need as many groups, wrong.csv has 1"),
         (f"path,label\n{ONE},a\n{TWO},K\udce4se\n", "line 3: the label K�se is not UTF-8"),
     ],
 )
