@@ -43,7 +43,7 @@ class Rows:
         """Keep a row, at once."""
         cells = {name: str(row.get(name, "")) for name in self.fields}
         self.done[self._key(cells)] = cells
-        with disk.whole(self.rows) as beside, beside.open("w", newline="") as file:
+        with disk.atomic_write(self.rows) as beside, beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.fields)
             writer.writeheader()
             writer.writerows(self.done.values())

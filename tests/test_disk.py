@@ -73,10 +73,9 @@ def test_json_of_another_shape_is_refused_by_its_field(change: dict, words: str 
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before, the new one, or while they change places the one before under the name for it."""
-    path, previous, beside = (tmp_path / name for name in ("last", "previous", "beside"))
+    path, previous = tmp_path / "last", tmp_path / "previous"
     path.write_text("old")
     previous.write_text("older")
-    beside.write_text("new")
     move, left = os.replace, [None] * calls
 
     def killed(*paths: Path) -> None:
@@ -86,11 +85,8 @@ def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pyt
         move(*paths)
 
     monkeypatch.setattr(os, "replace", killed)
-    if calls < 2:
-        with pytest.raises(SystemExit):
-            disk.replace(beside, path, previous)
-    else:
-        disk.replace(beside, path, previous)
+    with pytest.raises(SystemExit) if calls < 2 else nullcontext(), disk.atomic_write(path, previous) as beside:
+        beside.write_text("new")
     found = [each.read_text() if each.exists() else None for each in (path, previous)]
     assert found == [["old", "older"], [None, "old"], ["new", "old"]][calls]
 

@@ -1,6 +1,6 @@
 """Networks are called by what they are, and times are said in words."""
 
-from cait.extras.words import duration, network_name
+from cait.extras.display import duration, network_name
 
 
 def test_a_network_is_called_what_it_is() -> None:

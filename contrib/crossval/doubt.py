@@ -99,7 +99,7 @@ def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], lab
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
     probabilities = np.concatenate([found for _, _, found in folds])
-    with disk.whole(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
+    with disk.atomic_write(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
         np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
     suggested: dict[int, tuple[str, str]] = {}
     """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""

@@ -191,7 +191,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
     """What is known of the model, and what `cait eval` has measured of this checkpoint."""
     from cait.extras import scores
-    from cait.extras.words import network_name
+    from cait.extras.display import network_name
 
     size, count = loaded.data.img_size, sum(parameter.numel() for parameter in loaded.network.parameters())
     name = network_name(loaded.name, loaded.module.hparams.get("fields"))

@@ -83,5 +83,5 @@ def _fetch(cache: Path) -> None:
         contents = files(Path(scratch, TARBALL))
     cache.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        with disk.whole(cache / name) as beside:
+        with disk.atomic_write(cache / name) as beside:
             beside.write_bytes(content)

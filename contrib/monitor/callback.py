@@ -164,5 +164,5 @@ def _keep_rows_before(path: Path, first_step: int) -> None:
     whole = [line for line in lines if line.endswith("\n")]  # a kill may have torn the last one
     steps = [line.partition(",")[0] for line in whole]
     kept = [line for step, line in zip(steps, whole, strict=True) if step.isdecimal() and int(step) < first_step]
-    with disk.whole(path) as beside:
+    with disk.atomic_write(path) as beside:
         beside.write_text(HEADER + "".join(kept))

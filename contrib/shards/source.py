@@ -18,7 +18,7 @@ import numpy as np
 
 from cait.data.folder import Splits
 from cait.errors import UserError
-from cait.extras.words import root_name
+from cait.extras.display import root_name
 from contrib.shards import INDEX, Shards
 from contrib.shards.bucket import Bucket, Piece, read_part
 from contrib.shards.pixels import Pixels

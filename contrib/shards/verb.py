@@ -28,7 +28,7 @@ def shards(arguments: list[str], program: Program) -> None:
 
     from cait import cores
     from cait.data import source
-    from cait.extras.words import root_name
+    from cait.extras.display import root_name
     from contrib.shards import writer
 
     root, settings = asked.root, {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}

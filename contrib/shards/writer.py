@@ -99,7 +99,7 @@ def _die_with_parent(worker: int) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with disk.whole(path) as beside:
+    with disk.atomic_write(path) as beside:
         beside.write_bytes(data)
         disk.flush(beside)
 

@@ -24,7 +24,7 @@ def write_report(results: Sequence[Result], path: Path, title: str) -> None:
     if places:
         lines += _place_table(Table(places))
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
-    with disk.whole(path) as beside:
+    with disk.atomic_write(path) as beside:
         beside.write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -77,7 +77,7 @@ def result_of(run: StudyRun, folder: Path, seconds: float) -> Result:
 
 def write_result(folder: Path, settings: list[str], result: Result | None) -> None:
     """Note the settings of a run and, once it has ended, its result."""
-    with disk.whole(folder / RESULT) as beside:
+    with disk.atomic_write(folder / RESULT) as beside:
         content = {"settings": settings, "result": result and asdict(result)}
         beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

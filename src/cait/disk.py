@@ -173,23 +173,30 @@ def scratch(path: Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
+def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
+    """A file to write, which is flushed and takes the place of `path`; what was there takes that of `previous`.
+
+    After any kill one of the files is whole.
+    """
     beside = scratch(path)
     try:
         yield beside
-        beside.replace(path)
+        flush(beside)
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(beside, path)
+        flush(path.parent)
     except BaseException as error:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(beside)):
-            error.filename = str(path)  # for which somebody asked
+            error.filename = str(path)  # the name that the user knows
         raise
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table whole."""
-    with whole(path) as beside, beside.open("w", **TABLE) as file:
+    with atomic_write(path) as beside, beside.open("w", **TABLE) as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)
@@ -197,7 +204,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a value whole, in one line."""
-    with whole(path) as beside:
+    with atomic_write(path) as beside:
         # A name that is no text is escaped, which JSON allows.
         beside.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
 
@@ -253,14 +260,6 @@ def _check_cells(row: dict[Any, Any], where: str) -> None:
 def is_text(name: str) -> bool:
     """Whether a name from the disk is UTF-8."""
     return name == name.encode(errors="replace").decode()
-
-
-def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
-    """Move the file `beside` to `path`, and what was at `path` to `previous`. One of them is whole after any kill."""
-    if previous is not None and path.exists():
-        os.replace(path, previous)
-    os.replace(beside, path)
-    flush(path.parent)
 
 
 def cause_of(error: BaseException) -> str:

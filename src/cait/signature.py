@@ -50,7 +50,7 @@ def _key(make: bool = False) -> bytes:
         if make and not path.exists():
             with disk.file_lock(path.with_name("lock")):
                 if not path.exists():
-                    with disk.whole(path) as beside:
+                    with disk.atomic_write(path) as beside:
                         beside.touch(0o600)
                         beside.write_bytes(secrets.token_bytes(BYTES))
         with disk.open_file(path, BYTES) as file:

@@ -84,7 +84,7 @@ class SaveConfig(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            with disk.whole(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
+            with disk.atomic_write(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
                 beside.write_text(signature.signed(self.text))
 
 

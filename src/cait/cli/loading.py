@@ -156,7 +156,7 @@ def from_checkpoint(
     settings |= {"img_size": size, "in_chans": 1 if channels == 1 else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
-        images = kind(**saved.accepted(kind, settings))
+        images = kind(**saved.init_arguments(kind, settings))
     except Exception as error:
         source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
@@ -174,7 +174,7 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> An
     hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
     try:
         with at_most(checkpoint["state_dict"]):
-            module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
+            module = kind(**saved.init_arguments(kind, {**hparams, "weights": None, "teacher_path": None}))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         module.model.load_state_dict(chosen)

@@ -136,7 +136,7 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    with disk.whole(output) as beside, beside.open("w", **disk.TABLE) as file:
+    with disk.atomic_write(output) as beside, beside.open("w", **disk.TABLE) as file:
         yield file
 
 

@@ -49,7 +49,7 @@ def of_images(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def accepted(kind: Any, settings: Settings) -> Settings:
+def init_arguments(kind: Any, settings: Settings) -> Settings:
     """Those of the settings that the constructor of a class takes, by its parameters and those of its bases."""
     names: set[str] = set()
     for base in kind.__mro__:

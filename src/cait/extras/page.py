@@ -25,7 +25,7 @@ def write(path: Path, title: str, facts: Iterable[tuple[str, str]], sections: It
         facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts),
         sections="".join(f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections),
     )
-    with disk.whole(path) as beside:
+    with disk.atomic_write(path) as beside:
         beside.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
 
 

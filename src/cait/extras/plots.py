@@ -61,7 +61,7 @@ def write(figure: Figure, path: Path) -> None:
     """Write the figure whole, in the format that the file's name ends with; one that nobody knows is a UserError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with disk.whole(path) as beside:
+        with disk.atomic_write(path) as beside:
             figure.savefig(beside, format=path.suffix[1:])
     except ValueError as error:
         raise UserError(f"{path}: a figure's file ends with .png, .pdf or .svg: {one_line(error)}") from error

@@ -9,7 +9,7 @@ from typing import Any
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError
-from cait.extras.words import root_name
+from cait.extras.display import root_name
 from cait.run import rundir
 
 NUMBER = (int, float)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ OTHER = {ckpt.VAL: ckpt.VAL_EMA, ckpt.VAL_EMA: ckpt.VAL}
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Write a file whole or not at all: beside its place, flushed to the disk, then renamed.
+    """Write a file whole or not at all, see `cait.disk.atomic_write`.
 
     Only one process writes, and the others wait for it. So a failure is not raised but kept in `error`,
     and `LastCheckpoint` raises it on all processes. torch.save stores a CRC-32 of every tensor, which
@@ -36,20 +35,15 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
-        beside = disk.scratch(path)
-        previous = (storage_options or {}).get("previous")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if code := torch.serialization.get_unsafe_globals_in_checkpoint(beside):
-                raise TypeError(f"a state holds {', '.join(code)}, which no run reads back: take numbers or text")
-            disk.replace(beside, path, previous and Path(previous))
+            with disk.atomic_write(path, (storage_options or {}).get("previous")) as beside:
+                with beside.open("wb") as file:  # given a path, torch writes its name into the file
+                    torch.save(checkpoint, file)
+                if code := torch.serialization.get_unsafe_globals_in_checkpoint(beside):
+                    raise TypeError(f"a state holds {', '.join(code)}, which no run reads back: take numbers or text")
         except Exception as error:  # torch's of a full disk, pickle's of the state of a user's callback
             self.error = f"cannot write {path}: {disk.cause_of(error)}"
-            beside.unlink(missing_ok=True)
 
 
 def newest_whole(folder: Path) -> Path | None:

@@ -42,7 +42,7 @@ class Annotations:
 
 GROUPS = {"data": "cait.extras.annotations:Annotations"}
 MULTI_LABEL = "multi_label"
-TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
+TASKS = {MULTI_LABEL: "cait.extras.annotations.multi_label:MultiLabel"}
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

@@ -79,7 +79,7 @@ class Baselines(Callback):
             if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
         scored = {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows}
-        with disk.whole(file) as beside:
+        with disk.atomic_write(file) as beside:
             beside.write_text(json.dumps(scored, indent=1) + "\n", encoding="utf-8")
 
 

@@ -40,7 +40,7 @@ def features(arguments: list[str], program: Program) -> None:
     texts = {"names": [names[index] for index in found.kept], "class_names": [*map(printable, class_names)]}
     arrays = {name: np.array(words, np.str_) for name, words in texts.items()}  # an empty list would be of numbers
     arrays |= {"features": found.features, "labels": found.labels}
-    with disk.whole(given.output) as beside, beside.open("wb") as file:
+    with disk.atomic_write(given.output) as beside, beside.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     count, width = found.features.shape
     print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")

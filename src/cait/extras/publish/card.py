@@ -83,7 +83,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     for name in ("config.json", "model.safetensors"):
         disk.remove(output / name)  # the weights may be older; files of others stay
     plots.write(drawn, output / CURVES)
-    with disk.whole(output / README) as beside:
+    with disk.atomic_write(output / README) as beside:
         beside.write_text(card, encoding="utf-8")
 
 
@@ -100,8 +100,8 @@ def text(
     import yaml
     from huggingface_hub import ModelCard
 
+    from cait.extras.display import network_name
     from cait.extras.scores import WEAKEST, weakest
-    from cait.extras.words import network_name
 
     settings = yaml.safe_dump(_settings(config), sort_keys=False).strip()
     variables: dict[str, Any] = {

@@ -11,9 +11,9 @@ from typing import Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
+from cait.extras.display import duration
 from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, devices_of
 from cait.extras.recipe.weights import Weights
-from cait.extras.words import duration
 from cait.model.config import VARIANTS
 from cait.train.metrics import metric_of_best
 

@@ -12,7 +12,7 @@ from cait import disk
 from cait.cli.options import Options
 from cait.errors import UserError, one_line, table_console, tell, to_type
 from cait.extras import curves
-from cait.extras.words import network_name
+from cait.extras.display import network_name
 from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program

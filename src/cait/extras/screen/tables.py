@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cait import ckpt, plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, console, printable, to_type
-from cait.extras.words import duration, network_name
+from cait.extras.display import duration, network_name
 from cait.loops import Position, batches_a_step, total_steps
 from cait.model import network
 from cait.model.attention import SelfAttention

@@ -27,8 +27,8 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError, say
 from cait.extras import curves, page, plots
+from cait.extras.display import network_name
 from cait.extras.visualize import maps
-from cait.extras.words import network_name
 
 PAGE = "index.html"
 WORST, CONFUSIONS = 24, 15

@@ -24,11 +24,11 @@ from cait.data.loader import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.extras.display import duration
 from cait.extras.recipe import arguments, figures, replace_arguments
 from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
-from cait.extras.words import duration
 from cait.run.program import Program
 from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule

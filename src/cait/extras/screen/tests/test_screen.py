@@ -14,10 +14,10 @@ from modules import FIELDS, loader, module, trainer
 
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
+from cait.extras.display import duration
 from cait.extras.screen import progress, tables
 from cait.extras.screen.progress import EpochLines
 from cait.extras.screen.tables import Banner, RunSummary, forward_gmacs
-from cait.extras.words import duration
 from cait.model.network import create_model
 
 
