@@ -82,7 +82,7 @@ class ImageNetDataModule(LightningDataModule):
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
-        """CSV file to write of the images that the run holds out, if it does; likewise in the run's folder."""
+        """CSV file in the run's folder, of the images that the run holds out."""
         self._own_epoch = -1
 
     # What a subclass may override
@@ -101,7 +101,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.pipeline or self.augmentation.transform(self.preprocessing)
 
     def make_eval_transform(self) -> Callable[[Image.Image], Tensor]:
-        """Return the evaluation transform, which takes and returns the same; likewise."""
+        """Return the evaluation transform, of the same input and output; a subclass may override it. Called once."""
         return self.preprocessing.transform()
 
     @property

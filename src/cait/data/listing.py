@@ -28,7 +28,7 @@ EXTENSIONS = (
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
 HIDDEN = (".", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-"""How names begin that nobody gave: viewers, the archives of macOS, disks of Synology and QNAP, Windows and ext4."""
+"""Prefixes of names that programs make: viewers, macOS's archives, Synology's and QNAP's disks, Windows, ext4."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""

@@ -40,9 +40,9 @@ FORMATS = tuple(kind for kind in KINDS if kind in Image.OPEN)
 MOST_BYTES = 2**30
 """Size of the largest file that is opened."""
 OPENING, DECODING = (10_000, 2**28), (2**21, 2**26)
-"""How often a decoder may read, and how many bytes, until it has opened a file, and then beside 16 bytes a pixel."""
+"""Reads and bytes that a decoder may take to open a file, and then to decode it, with 16 bytes more per pixel."""
 PADDING = b"\xff" * 1024
-"""So many bytes of padding in a row no JPEG file has; Pillow would begin anew with each piece that it reads of them."""
+"""No JPEG file has so many bytes of padding in a row. Pillow would begin anew at each piece of them."""
 MOST_SCANS = 100
 """Passes over a JPEG image that its file may have; a progressive one has about ten."""
 MOST_ASPECT = 1000

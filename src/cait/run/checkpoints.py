@@ -70,8 +70,8 @@ class LastCheckpoint(Checkpoint):
     signal's number. Several processes agree on it every few steps, see `cait.run.signals`.
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
-    a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. So whatever
-    ends training, also `trainer.should_stop` amid an epoch, the run goes on with the next batch.
+    a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. Whatever
+    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch.
 
     Args:
         folder: of the checkpoints.

@@ -7,20 +7,20 @@ import itertools
 from pathlib import Path
 
 from cait.data import listing
+from cait.data.listing import CHECKPOINTS, CONFIG
+from cait.data.listing import LOCK as LOCK
 from cait.disk import check_inside
 from cait.errors import CONTROL, UserError, did_you_mean
 
 LOGS = Path(listing.LOGS)
 """Where the runs are unless `trainer.default_root_dir` says otherwise."""
-# In the folder of a run.
-CONFIG = listing.CONFIG
+# In the folder of a run, beside the names that tell it from a folder of images.
 METRICS = "metrics.csv"
-CHECKPOINTS = listing.CHECKPOINTS
 EVALUATION = "evaluation.json"
 VALIDATION = "validation.csv"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
-LOCK, FINISHED = listing.LOCK, ".finished"
+FINISHED = ".finished"
 # In its folder of checkpoints.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

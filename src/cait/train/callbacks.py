@@ -17,7 +17,7 @@ from cait.errors import UserError, one_line
 from cait.model import network
 
 NEAR = 0.95
-"""Share of the raw weights' accuracy that their moving average reaches unless it is far behind."""
+"""A moving average with less than this share of the raw weights' accuracy is far behind."""
 
 
 class StepSeed(Callback):

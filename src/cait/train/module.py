@@ -360,7 +360,7 @@ class CaiTModule(LightningModule):
             raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
         from cait.model.weights import difference
 
-        # It stays the same object, which holds the versions of its modules too.
+        # Changed in place, because the object also holds the versions of its modules.
         own, state = self.state_dict(), checkpoint["state_dict"]
         for key in own.keys() ^ state.keys():
             if key.startswith(("loss.", "val_metrics.")):  # those follow from the settings of now

@@ -39,7 +39,7 @@ def transform(module: Any, image: RawImage) -> Tensor:
 
 @torch.no_grad()
 def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
-    """The most probable classes of an image, or of each of several; with several labels per image all it seems to have.
+    """The most probable classes of an image, or of each of several. With several labels per image: those above 0.5.
 
     Args:
         module: a `cait.train.module.CaiTModule`.
