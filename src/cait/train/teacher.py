@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cait import ckpt, disk, references, signature
 from cait.data.folder import abbreviate
+from cait.data.listing import CONFIG
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM
@@ -99,7 +100,7 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
     )
     name = hparams["name"]
-    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
+    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
     if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     names = ckpt.class_names(checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -79,8 +78,7 @@ class Baselines(Callback):
             if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
         scored = {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows}
-        with disk.atomic_write(file) as beside:
-            beside.write_text(json.dumps(scored, indent=1) + "\n", encoding="utf-8")
+        disk.write_json(file, scored)
 
 
 def _of_run(trainer: Trainer) -> tuple[str, float, str]:

@@ -10,6 +10,8 @@ import shutil
 import sys
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +181,14 @@ def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
     assert sorted(each.place for each in scored) == [*range(7), *range(8, 50)]
     (axes,) = sections.draw_confusion(scored, list("abcd")).axes
     assert np.allclose(axes.images[0].get_array(), expected / expected.sum(axis=1, keepdims=True))
+
+
+def test_answers_that_are_not_finite_have_no_figures() -> None:
+    batches = DataLoader(TensorDataset(torch.full((4, 2), torch.nan), torch.arange(4) % 2))
+    task, data = SimpleNamespace(several=False), SimpleNamespace(val_dataloader=lambda: batches)
+    loaded: Any = SimpleNamespace(task=task, data=data, class_names=[*"ab"], validation=list, network=nn.Linear(2, 2))
+    ((_, text),) = sections._mistakes(loaded)
+    assert "not finite" in text
 
 
 def texts_of(html: str) -> list[str]:
