@@ -30,7 +30,6 @@ from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, s
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
 from cait.run.program import Program
-from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
 
 TWO_CORES = Machine(2)
@@ -401,20 +400,6 @@ def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -
     balanced, plain = (ImageNetDataModule(**how, balance=balance) for balance in ("sqrt", None))
     assert balanced.state_dict()["depends_on"] != plain.state_dict()["depends_on"]
     assert balanced.class_counts() == [5, 2]
-
-
-def test_the_mean_over_the_classes_leaves_out_those_without_images() -> None:
-    from sklearn.metrics import recall_score
-
-    metrics = EvalMetrics(4, per_class=True)
-    logits, labels = torch.randn(50, 4), torch.randint(0, 3, (50,))
-    metrics.update(logits[:20], labels[:20])
-    metrics.update(logits[20:], labels[20:])
-    value = metrics.compute("val")["val/acc1_macro"].item()
-    recall = recall_score(labels, logits.argmax(1), labels=[0, 1, 2], average="macro")
-    assert value == pytest.approx(100 * recall, rel=1e-4)
-    assert metrics.per_class is not None
-    assert metrics.per_class[:, 0].tolist() == torch.bincount(labels, minlength=4).tolist()
 
 
 @pytest.mark.parametrize(
