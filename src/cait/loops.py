@@ -93,15 +93,15 @@ def accumulates(trainer: Any) -> bool:
 
 
 def ask_nobody_about_signals(trainer: Any) -> None:
-    """Before every batch Lightning would ask all processes whether to stop, and wait for the device."""
+    """Keep Lightning from asking all processes before every batch whether to stop: each would wait for its device."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def end_steps_once(trainer: Any) -> None:
-    """Let `end_step` and `end_epoch` do, before a save, what Lightning does after the hooks that save; only once.
+    """Have `end_step` and `end_epoch` do what Lightning does only after the hooks that save; Lightning then skips it.
 
-    Lightning logs a step's metrics, and steps a schedule that follows a metric, late. A kill in between would lose
-    both, because the checkpoint says that the step is done.
+    There it logs a step's metrics, and steps a schedule that follows a metric. A kill in between would lose both,
+    because the checkpoint says that the step is done.
     """
     connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
     connector.update_train_step_metrics = _once_a_batch(loop, connector.update_train_step_metrics)
