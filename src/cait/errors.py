@@ -42,13 +42,15 @@ TRACEBACK = "CAIT_TRACEBACK"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
+OTHER_ENDED = "another process of the run"
+"""What a line says if that process is the cause; under torchrun and SLURM only that one exits with 2."""
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
     "shared memory|Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
     "killed by signal: Killed|exited unexpectedly": "a loader process has ended, as when memory runs out; lower "
     "--data.num_workers, or take a machine with more memory",
-    "Connection (closed|reset) by peer": "another process of the run has ended, and says why",
+    "Connection (closed|reset) by peer": f"{OTHER_ENDED} has ended, and says why",
     "out of memory|can't allocate memory": "lower --data.batch_size or --data.img_size, or add "
     "--model.grad_checkpointing true",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",

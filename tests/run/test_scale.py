@@ -7,6 +7,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from modules import module, trainer
 
-from cait.cli import main
+from cait.cli import command, main
 from cait.cli.lightning import CaiTCLI
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -118,11 +119,14 @@ def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(
     assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 
 
-def slurm(folder: Path, *arguments: str, status: int, **variables: str) -> tuple[int, list[str]]:
-    """Run scripts/slurm.sbatch beside stand-ins for srun, scontrol and cait; the status and what they were told."""
+def slurm(folder: Path, *arguments: str, status: int, says: str = "", **variables: str) -> tuple[int, list[str]]:
+    """Run scripts/slurm.sbatch beside stand-ins for srun, scontrol and cait; the status and what they were told.
+
+    `says` are lines that srun itself prints.
+    """
     told = folder / "told"
     for name, body in {
-        "bin/srun": f'echo "srun $@ on $SRUN_CPUS_PER_TASK" >> {told}; shift; exec "$@"',
+        "bin/srun": f'echo "srun $@ on $SRUN_CPUS_PER_TASK" >> {told}; echo "{says}" >&2; shift; exec "$@"',
         "bin/scontrol": f'echo "scontrol $@" >> {told}',
         ".venv/bin/cait": f"mkdir -p logs/mine/checkpoints; touch logs/mine/checkpoints/last.ckpt; exit {status}",
     }.items():
@@ -155,8 +159,8 @@ def test_the_job_script_starts_resumes_and_requeues(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
-    def requeues(status: int, **variables: str) -> bool:
-        exits, told = slurm(tmp_path, "mine", status=status, **variables)
+    def requeues(status: int, **more: str) -> bool:
+        exits, told = slurm(tmp_path, "mine", status=status, **more)
         assert exits == status
         return told[1:] == [REQUEUED]
 
@@ -165,9 +169,27 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
     assert requeues(138)  # it has trained until its time was over, so the count begins again
     assert requeues(lost)
     assert not requeues(2)  # the user's error
+    ends = "srun: error: n1: task 3: Exited with exit code {}\nsrun: error: n2: tasks 0-2,4-63: Killed"
+    assert [requeues(lost, says=ends.format(first)) for first in (1, 22)] == [True, True]
+    told = [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"]  # and no more: srun's status is of those it killed
+    assert slurm(tmp_path, "mine", status=lost, says=ends.format(2)) == (2, told)
     assert not requeues(143)  # asked to stop
     assert not requeues(0)
     assert [path.name for path in tmp_path.glob("slurm-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("started", "says", "status"),
+    [(1, "Connection reset by peer", 2), (64, "Connection reset by peer", 1), (64, "CUDA out of memory", 2)],
+)
+def test_the_process_that_is_the_cause_exits_with_2(
+    started: int, says: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_run", Mock(side_effect=RuntimeError(says)))
+    monkeypatch.setattr(Processes, "started", lambda _: started)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit"])
+    assert stop.value.code == status
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

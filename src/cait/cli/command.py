@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import TRACEBACK, UserError, did_you_mean, in_a_line, printable, tell
+from cait.errors import OTHER_ENDED, TRACEBACK, UserError, did_you_mean, in_a_line, printable, tell
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -89,7 +89,7 @@ def main(
         if os.environ.get(TRACEBACK):
             traceback.print_exception(error)
         print(f"cait: error: {printable(line)}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if OTHER_ENDED in line and program.processes.started() > 1 else 2) from None
 
 
 def _print_any_name() -> None:

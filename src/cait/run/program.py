@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.errors import UserError, one_line, to_type
+from cait.errors import OTHER_ENDED, UserError, one_line, to_type
 from cait.run import rundir
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Processes:
             return told
         except RuntimeError as error:  # torch's errors of the network
             address = f"{cluster.main_address}:{cluster.main_port}"
-            raise UserError(f"cannot reach the other processes at {address}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"{OTHER_ENDED} cannot be reached at {address}: {str(error).splitlines()[0]}") from error
 
     def of_first(self, make: Callable[[], str]) -> str:
         """What `make` gives in the first process."""
