@@ -39,12 +39,6 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     events = EventAccumulator(str(run)).Reload()
     assert {"train/loss", "val/acc1", "lr"} <= set(events.Tags()["scalars"])
 
-    # What is said: a line an epoch with loss, accuracy and rate, then the checkpoints and what to type next.
-    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
-    assert len(lines) == 2
-    assert all(word in lines[1] for word in ("epoch 2/2", "loss", "lr", "val/acc1"))
-    for words in ("logs/first/checkpoints/best.ckpt", "cait eval first", "cait resume first"):
-        assert words in done.stdout
     assert "Warning" not in done.stderr
     assert "leaked" not in done.stderr  # as packages in C++ say of what the garbage collector has not taken at the end
 
@@ -141,7 +135,7 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     code = "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
     done = python(code)
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict", "export"))
+    assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict"))
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
@@ -168,7 +162,7 @@ def test_interrupted_or_cut_off(
     ("command", "status", "told"),
     [
         ("cait --help | true; exit ${PIPESTATUS[0]}", 141, ""),
-        ("cait runs > /dev/full", 2, "cannot use the disk: No space left on device"),
+        ("cait --version > /dev/full", 2, "cannot use the disk: No space left on device"),
     ],
 )
 def test_what_a_shell_hands_over_may_be_closed_or_full(command: str, status: int, told: str, tmp_path: Path) -> None:
@@ -190,7 +184,7 @@ def test_a_run_that_lies_elsewhere(
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
         main(["fit", *SMALL, *steps, "--trainer.max_epochs=1", f"--trainer.default_root_dir={elsewhere}"])
-        assert f"cait resume {elsewhere / name}" in capsys.readouterr().out
+        assert (elsewhere / name / "config.yaml").is_file()
     # Moved and renamed, it goes on where it lies; with --ckpt_path, from that checkpoint.
     moved = (elsewhere / "digits").rename(tmp_path / "moved")
     (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")

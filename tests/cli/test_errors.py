@@ -75,7 +75,7 @@ CONFIGS = {
 }
 VERBS = {
     "train --config digits.yaml": "unknown verb 'train'; did you mean fit?",
-    "zo": "unknown verb 'zo'; did you mean zoo?",
+    "evall": "unknown verb 'evall'; did you mean eval?",
     "resume": "which run?",
     "resume nowhere": "there is no run logs/nowhere",
     "resume broken": "logs/broken/config.yaml is not YAML: ",

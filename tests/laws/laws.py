@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from answers import answers
-from processes import run as run_cait
+from processes import run as run_process
 from runs import same
 from situations import CLASSES, TEACHER, Made, Situation, grow, make
 from sklearn.metrics import f1_score
@@ -59,7 +59,7 @@ class Trial:
 
     def call(self, verb: str, *arguments: str) -> Any:
         """Run a verb of `cait`, training on as many processes as the situation says."""
-        return run_cait(self.folder, verb, *arguments, processes=self.processes if verb in ("fit", "resume") else 1)
+        return run_process(self.folder, verb, *arguments, processes=self.processes if verb in ("fit", "resume") else 1)
 
     def cait(self, *arguments: str, may_be: tuple[int, ...] = (0,)) -> Any:
         done = self.call(*arguments)

@@ -50,7 +50,7 @@ class Augment:
     of `random`, numpy and torch in timm's order.
     """
 
-    name = "cait"  # in checkpoints: scripts/rename.py leaves it
+    name = "cait"  # in checkpoints
 
     def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         settings = preprocessing.timms() | augmentation.timms() | {"hflip": 0.0}

@@ -202,7 +202,7 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     """CaiT, shallow for so little data: a few blocks learn faster than 24.
 
     LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
-    the details in less time than blocks, and leave few tokens to them: see benchmarks/stems.md.
+    the details in less time than blocks, and leave few tokens to them.
     """
     gpus = machine.gpus
     name = recipe.take("model.name", "xxs24")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import SMALL, Cait
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, loader, module, trainer
 
@@ -59,6 +60,18 @@ def test_the_banner_says_what_will_run(
     assert "─ training mine ─" in drawn[0]
     assert len(drawn) <= 14
     assert max(map(len, drawn)) <= 80
+
+
+def test_a_line_an_epoch_then_the_best_checkpoint_and_what_to_type(cait: Cait, tmp_path: Path) -> None:
+    elsewhere = f"--trainer.default_root_dir={tmp_path / 'elsewhere'}"
+    done = cait("fit", *SMALL, "--run_name=first", "--trainer.max_epochs=2", elsewhere)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == 2
+    assert all(word in lines[1] for word in ("epoch 2/2", "loss", "lr", "val/acc1"))
+    run = tmp_path / "elsewhere/first"
+    for words in (f"{run}/checkpoints/best.ckpt", f"cait eval {run}", f"cait resume {run}"):
+        assert words in done.stdout
 
 
 def test_the_count_for_any_network() -> None:
