@@ -46,7 +46,7 @@ eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on
 predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
 	$(call verb,predict,$(IMAGES))
 
--include src/cait/extras/*/make.mk contrib/*/make.mk benchmarks/make.mk tests/house/make.mk
+-include src/cait/extras/*/make.mk contrib/make.mk contrib/*/make.mk benchmarks/make.mk tests/*/make.mk
 
 # Every verb without a target of its own.
 VERBS := $(shell sed -n 's/^    "\([a-z-]*\)": Verb.*/\1/p' src/cait/cli/command.py $(wildcard src/cait/extras/*/__init__.py contrib/*/__init__.py))
@@ -63,21 +63,13 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 test: $(TOOLS) ## Run the tests of every part, in 5 to 8 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-.PHONY: test-contrib
-test-contrib: $(TOOLS) ## Run the tests of contrib/
-	@$(BIN)/python -m pytest contrib -n 3 --dist worksteal $(ARGS)
-
 .PHONY: test-all
 test-all: $(TOOLS) ## Run all tests there are, each part whether another fails or not
-	@$(MAKE) --keep-going test-long test-two laws $(LONG_TESTS)
+	@$(MAKE) --keep-going test-long test-two $(LONG_TESTS)
 
 .PHONY: test-long
 test-long: $(TOOLS) ## Run the tests of every part and the longer ones
-	@$(BIN)/python -m pytest tests $(wildcard tests/house) src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
-
-.PHONY: laws
-laws: $(TOOLS) ## Try the laws of docs/laws.md on all pairs of settings, or on other situations with SEED=n
-	@SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/laws/test_pairs.py -m '' -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest tests $(wildcard tests/house contrib) src/cait/extras -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
 
 .PHONY: test-two
 test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes

@@ -11,9 +11,9 @@ A skipped `make train` or `cait fit` is parsed with --print_config, which reads 
 A block of `text` right after commands that run is a sample of what they print: how many of its lines they print, but
 for the numbers, is said. The cells of docs/*.ipynb run too.
 
-`docs/check.py --notebooks` runs only the notebooks, and writes them into docs/ with their outputs; cait.ipynb is the
-page cait.md. `docs/check.py --write` trains to the end and writes the numbers of the samples, of all pages or of those
-that are named, say `--write README.md`.
+`docs/check.py --notebooks` runs only the notebooks, and writes them into docs/ with their outputs; one with the name of
+a page is that page. `docs/check.py --write` trains to the end and writes the numbers of the samples, of all pages or of
+those that are named, say `--write README.md`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from typing import NamedTuple
 REPO = Path(__file__).resolve().parents[1]
 FEW_STEPS = "--trainer.limit_train_batches 10 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
-PAGES_AS_NOTEBOOKS = [Path("docs/cait.md")]
 NOTEBOOKS = [path.relative_to(REPO) for path in sorted((REPO / "docs").glob("*.ipynb"))]
+PAGES_AS_NOTEBOOKS = [path.with_suffix(".md") for path in NOTEBOOKS if (REPO / path).with_suffix(".md").exists()]
 LIMIT = 900
 """Seconds for one command."""
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Give the package a name of your own: `scripts/rename.py mypackage`, or `make rename NAME=mypackage`.
 
-It renames the folder in src/ and every mention of it: imports, dotted names in strings and YAML, paths, the command
-and its messages, the entry points, variables of the environment, documentation and tests. Names of the network stay:
-the class CaiT, the file model/cait.py, timm's models. It needs Python alone.
+It renames the folder in src/, the project, Lightning's three classes (MypackageModule ...) and every mention of them:
+imports, dotted names in strings and YAML, paths, the command and its messages, the entry points, variables of the
+environment, documentation and tests. Names of the network stay: the class CaiT, the files model/cait.py and
+docs/cait.md, timm's models. It needs Python alone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 LEFT_OUT = {".git", ".venv", "data", "logs", "dist"}
 """Folders of the repository that are not looked into where git does not list the files."""
-KEPT = "scripts/rename.py leaves it"
-"""A line that says so is left as it is."""
-NO_PACKAGE = re.compile(r"(\.|\bmodels?/|\bmodels?(\.\w+)* import (\w+, )*)$")
+NO_PACKAGE = re.compile(r"\bmodels?([./]|(\.\w+)* import (\w+, )*)$")
 """What precedes the old name where it is a module or an attribute in something else, as in model/cait.py."""
+OF_LIGHTNING = re.compile(r"^class (\w+?)((?:Data)?Module|CLI)\(Lightning", re.MULTILINE)
 
 
 def files(root: Path) -> list[Path]:
@@ -37,23 +37,30 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in set(found) if path.is_file() and not path.is_symlink())
 
 
-def renamed(text: str, old: str, new: str, project: tuple[str, str]) -> str:
-    """`text` with the package's new name, and the project's."""
-    # Before the name there may be \b or \n of a pattern or a string.
-    start = r"(?:(?<!\w)|(?<=\\[bnt]))"
-    word = re.compile(rf"(?<!\w){re.escape(project[0])}(?!\w)|{start}{old}(?!\w)")
+def rules(root: Path, old: str, new: str) -> list[tuple[re.Pattern[str], str]]:
+    """What is replaced, and by what."""
+    source, title = root / "src" / old, new.title().replace("_", "")
+    named = re.search(r'^name = "([\w.-]+)"', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    assert named is not None
+    found = {named[1]: new.replace("_", "-")}
+    for path in source.rglob("*.py"):
+        found |= {kind[1] + kind[2]: title + kind[2] for kind in OF_LIGHTNING.finditer(path.read_text())}
+    names = [(re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), by) for name, by in found.items()]
+    names.append((re.compile(rf"\b{old.title()}\b"), title))
+    return [*names, (re.compile(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])"), f"{new.upper()}_")]
+
+
+def renamed(text: str, old: str, new: str, more: list[tuple[re.Pattern[str], str]]) -> str:
+    """`text` with the package's new name, and with `rules`."""
+    for pattern, by in more:
+        text = pattern.sub(by, text)
 
     def replace(found: re.Match[str]) -> str:
-        if found[0] != old:
-            return project[1]
-        return old if NO_PACKAGE.search(found.string[: found.start()]) else new
+        before = text[max(0, found.start() - 80) : found.start()]
+        return old if NO_PACKAGE.search(before) else new
 
-    lines = []
-    for line in text.splitlines(keepends=True):
-        if KEPT not in line:
-            line = re.sub(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])", f"{new.upper()}_", word.sub(replace, line))
-        lines.append(line)
-    return "".join(lines)
+    # Before the name there may be \\b or \\n of a pattern or a string, behind it the ending of a page.
+    return re.sub(rf"(?:(?<!\w)|(?<=\\[bnt])){old}(?!\w|\.(?:py|md|ipynb)\b)", replace, text)
 
 
 def check(name: str, root: Path) -> None:
@@ -76,40 +83,39 @@ def style(root: Path) -> None:
         print("rename: no ruff here; `make lint` may ask for imports in another order")
         return
     quiet = ["--no-cache", "--quiet", "."]
-    for command in (["check", "--fix", "--select", "I"], ["format"]):
+    for command in (["check", "--fix", "--select", "I,RUF022"], ["format"]):
         subprocess.run([ruff, *command, *quiet], cwd=root, check=False)
     if subprocess.run([ruff, "check", "--select", "E501", *quiet], cwd=root, capture_output=True).returncode:
         text, note = settings.read_text(), "# sentences with the package's name, which nothing breaks"
         settings.write_text(text.replace("\nignore = [\n", f'\nignore = [\n    "E501",    {note}\n', 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", help="of the package, as `import name` has it, and of its command")
-    parser.add_argument("--project", help="name of the distribution in pyproject.toml; without it that stays")
-    given = parser.parse_args()
-    packages = [path.parent.name for path in (REPO / "src").glob("*/__init__.py")]
-    if len(packages) != 1:
-        raise SystemExit(f"rename: src/ must hold one package, it holds {', '.join(sorted(packages)) or 'none'}")
-    old, new = packages[0], given.name
-    check(new, REPO)
-    before = re.search(r'^name = "([\w.-]+)"', (REPO / "pyproject.toml").read_text(), re.MULTILINE)
-    assert before is not None
-    project = (before[1], given.project or before[1])
-    changed = 0
-    for path in files(REPO):
+def rename(root: Path, new: str) -> str:
+    """Rename the package in `root`; returns a sentence about it."""
+    (source,) = (path.parent for path in (root / "src").glob("*/__init__.py"))
+    old, changed = source.name, 0
+    more = rules(root, old, new)
+    for path in files(root):
         try:
             text = path.read_bytes().decode()
         except UnicodeDecodeError:  # an image or a checkpoint
             continue
-        if (written := renamed(text, old, new, project)) != text:
+        if (written := renamed(text, old, new, more)) != text:
             path.write_bytes(written.encode())
             changed += 1
-    for compiled in (REPO / "src" / old).rglob("__pycache__"):
+    for compiled in source.rglob("__pycache__"):
         shutil.rmtree(compiled)
-    (REPO / "src" / old).rename(REPO / "src" / new)
-    style(REPO)
-    print(f"{old} is {new} now, in {changed} files. `make test` sets it up again and tests it; look at `git diff`.")
+    source.rename(source.with_name(new))
+    style(root)
+    return f"{old} is {new} now, in {changed} files."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", help="of the package, as `import name` has it, of its command and of the project")
+    name = parser.parse_args().name
+    check(name, REPO)
+    print(rename(REPO, name), "`make test` sets it up again and tests it; look at `git diff`.")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What an installed package must do in an empty folder: scripts/try_package.sh CAIT, the command of its environment.
+# What an installed package must do in an empty folder: scripts/try_package.sh COMMAND, that of its environment.
 set -euo pipefail
 cait=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 folder=$(mktemp -d)

@@ -4,4 +4,4 @@ import sys
 
 from harness import REPO
 
-sys.path.append(str(REPO / "benchmarks"))
+sys.path += [str(REPO / "benchmarks"), str(REPO / "docs")]

@@ -2,6 +2,11 @@
 house: $(TOOLS) ## Run the tests of this repository's own discipline: sizes, imports, the pages' figures
 	@$(BIN)/python -m pytest tests/house -n 3 --dist worksteal $(ARGS)
 
+.PHONY: own
+own: $(TOOLS) ## Make a project of your own: NAME=mypackage KEEP="recipe visualize" (docs/your_project.md)
+	@$(BIN)/python scripts/own.py $(call option,,$(NAME)) --keep '$(KEEP)'
+	@$(MAKE) test
+
 .PHONY: rename
-rename: ## Give the package a name of your own: NAME=mypackage (docs/your_project.md)
+rename: ## Only give the package a name of your own: NAME=mypackage
 	@$(PYTHON) scripts/rename.py $(call option,,$(NAME)) $(ARGS)

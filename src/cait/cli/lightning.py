@@ -1,4 +1,4 @@
-"""LightningCLI for CaiT: the run's folder, its loggers, checkpoints and screen."""
+"""LightningCLI with what a run has: its folder, its loggers, checkpoints and screen."""
 
 from __future__ import annotations
 

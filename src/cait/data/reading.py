@@ -69,7 +69,7 @@ class Reading:
 
     exif_orientation: bool = True
     """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
-    not, and the published recipes do not: configs/imagenet turns it off."""
+    not, and the published recipes do not."""
     background: str | None = "white"
     """Colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
     shows whatever colour the file holds there."""
