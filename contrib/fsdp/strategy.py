@@ -130,15 +130,13 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
 
     Each child of the network's Sequential and ModuleList children, of CaiT each block, gathers its parameters when it
     runs and frees them afterwards, and so does the network with the others. All processes start from the values of
-    process 0. `copy.deepcopy` of the network gives a copy that is sharded in the same way.
+    process 0. `copy.deepcopy` of the network gives a copy that is sharded in the same way. Raises UserError if the
+    network cannot be sharded.
 
     Args:
         mesh: the processes, in one dimension.
         compute: type in which the blocks' parameters are gathered and their gradients computed, except in norms.
             Parameters are kept, and gradients summed, in float32. None computes in float32 too.
-
-    Raises:
-        UserError: the network cannot be sharded.
     """
     network.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other
     for tensor in [*network.parameters(), *network.buffers()]:

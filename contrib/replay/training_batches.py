@@ -78,15 +78,12 @@ class TrainingBatches:
     """The batches of a run by (epoch, batch), both counted from 0, without a model.
 
     On the same kind of device, the pixels are those of the training, bit for bit: the device draws the noise of erased
-    boxes.
+    boxes. Raises UserError if the data cannot be used, or is not what the checkpoint was trained on.
 
     Args:
         data: the data module; its loader is then read in this process.
         trainer: with the run's settings; it need not train.
         state: the data module's part of a checkpoint, None if there is none.
-
-    Raises:
-        UserError: the data cannot be used, or is not what the checkpoint was trained on.
     """
 
     def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: dict[str, Any] | None = None) -> None:

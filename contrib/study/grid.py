@@ -35,16 +35,13 @@ class StudyRun:
 
 
 class Grid:
-    """The runs of a grid file.
+    """The runs of a grid file. Raises UserError if the file is missing or not a grid, or it has no such size.
 
     Args:
         path: the file; `grid.yaml` beside this module says what stands in one.
         size: one of its sizes.
         data: folder to train on; None takes the embedded digits.
         more: further arguments of every run.
-
-    Raises:
-        UserError: the file is missing or not a grid, or it has no such size.
     """
 
     def __init__(

@@ -40,13 +40,12 @@ def trial_folder(folder: Path, number: int) -> Path:
 class Sweep:
     """The work of this process on a sweep, one trial after the other.
 
+    Raises UserError if the folder has trials of another search space.
+
     Args:
         search: what the sweep searches.
         folder: the sweep's folder.
         program: starts the trials.
-
-    Raises:
-        UserError: the folder has trials of another search space.
     """
 
     def __init__(self, search: SearchSpace, folder: Path, program: Program) -> None:
@@ -112,8 +111,7 @@ class Sweep:
     def _train(self, trial: Trial) -> tuple[float | None, TrialState]:
         """Train a trial to its end, and give its best value.
 
-        Raises:
-            UserError: `fit` has refused the trial before any trial began, or the disk is full.
+        Raises UserError if `fit` has refused the trial before any trial began, or the disk is full.
         """
         folder, metric = trial_folder(self.folder, trial.number), self.search.metric
         with file_lock(folder / rundir.LOCK):

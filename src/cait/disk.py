@@ -76,11 +76,8 @@ def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...]
 
     Every reader of a file calls it, before anything looks at what was read. Tuples and sets become lists, and objects
     of the types in `kept` stay. A part that stands in several places is counted and made in each, so a file that is
-    small may not stand for much, and nothing holds itself.
-
-    Raises:
-        UserError: it holds something else, or more than a file may hold; the error names the file `source`, and the
-            field below `name`.
+    small may not stand for much, and nothing holds itself. Raises UserError if it holds something else, or more than a
+    file may hold; the error names the file `source`, and the field below `name`.
     """
     found: dict[str, Any] = {}
     waiting: list[tuple[Any, Any, Any, str, int]] = [(found, "", value, name, 0)]  # the last is its level

@@ -377,8 +377,7 @@ class ImageNetDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
-        Raises:
-            UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
+        Raises UserError if the classes differ; in training also data, seed or batch, unless `check_resume` is off.
         """
         saved, present = state_dict["class_names"], self.class_names
         trains = self.trainer is not None and self.trainer.training

@@ -79,8 +79,7 @@ class FolderSource:
         lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
         None. Two folders "Train" and "Val" without folders in them are classes if there are others beside them.
 
-        Raises:
-            UserError: there is no root, or a training folder without its counterpart.
+        Raises UserError if there is no root, or a training folder without its counterpart.
         """
         root, splits = self.root, self.splits
         if not root.is_dir():
@@ -230,8 +229,7 @@ def _is_class(folder: Path) -> bool:
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file.
 
-    Raises:
-        UserError: the file cannot be read, names no image, or one that is not among `images`.
+    Raises UserError if the file cannot be read, names no image, or one that is not among `images`.
     """
     rows = disk.read_csv(val_list, str(val_list))
     relative = (os.path.relpath(root / row["path"], root) for _, row in rows if row["path"])
@@ -250,8 +248,7 @@ def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files
 def scan_flat(root: Path) -> Files:
     """List every image below `root`, sorted, with the label -1, and say what is left out.
 
-    Raises:
-        UserError: it is no folder, cannot be listed, or holds no image.
+    Raises UserError if it is no folder, cannot be listed, or holds no image.
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
@@ -276,9 +273,7 @@ def class_folders(folder: Path) -> dict[str, str]:
     """The folders in a folder without hidden ones: the name of a class, and that of its folder, sorted.
 
     A letter with an accent may be one sign or two; a Mac writes other names than Linux. The class has the first form.
-
-    Raises:
-        UserError: the folder cannot be listed, or the names of two folders differ in nothing else.
+    Raises UserError if the folder cannot be listed, or the names of two folders differ in nothing else.
     """
     found: dict[str, str] = {}
     for name in entries(folder)[0]:

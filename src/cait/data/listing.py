@@ -88,10 +88,8 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each folder is listed once. What is `HIDDEN` is left out, because viewers put small copies
-    there. A pipe or a broken link with the name of an image is one that cannot be read.
-
-    Raises:
-        UserError: a folder cannot be listed, or lies under two classes.
+    there. A pipe or a broken link with the name of an image is one that cannot be read. Raises UserError if a folder
+    cannot be listed, or lies under two classes.
     """
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
@@ -137,10 +135,8 @@ def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
 def entries(folder: str | Path) -> tuple[list[str], list[str]]:
     """The sorted names of the folders in a folder, links to folders among them, and of all else that is not hidden.
 
-    What runs have written is no data either: folders of runs are left out.
-
-    Raises:
-        UserError: the folder cannot be listed.
+    What runs have written is no data either: folders of runs are left out. Raises UserError if the folder cannot be
+    listed.
     """
 
     def refuse(error: OSError) -> None:

@@ -182,8 +182,7 @@ def check_size(width: int, height: int) -> None:
 def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
     """Read an image in any of `FORMATS` and of Pillow's modes as RGB; errors call it by its path, or else by `name`.
 
-    Raises:
-        UnreadableImageError: the file is missing, truncated, too large or not an image.
+    Raises UnreadableImageError if the file is missing, truncated, too large or not an image.
     """
     try:
         with open_image(image) as opened:

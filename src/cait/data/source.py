@@ -46,13 +46,10 @@ class DataSource(Protocol):
 
 
 def open_source(root: str, /, **settings: Any) -> DataSource:
-    """Open the data set `root`; nothing is read yet.
+    """Open the data set `root`; nothing is read yet. Raises UserError if an extra refuses the name.
 
     Args:
         settings: of `cait.data.datamodule.ImageNetDataModule`, by name; defaults for the others.
-
-    Raises:
-        UserError: an extra refuses the name.
     """
     settings["root"] = root
     splits: Splits = group(Splits, settings)

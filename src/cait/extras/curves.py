@@ -44,8 +44,7 @@ def read(folder: Path) -> dict[str, Curve]:
 def rows(folder: Path) -> dict[int, dict[str, float]]:
     """The cells of metrics.csv that are not empty, by step and metric.
 
-    Raises:
-        UserError: the file is missing, or a cell is no number.
+    Raises UserError if the file is missing, or a cell is no number.
     """
     path, found = folder / rundir.METRICS, dict[int, dict[str, float]]()
     for line, row in enumerate(csv_rows(path, "the run has logged nothing yet"), 2):

@@ -39,11 +39,10 @@ def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """The content of a run's evaluation.json.
 
+    Raises UserError if the run was not scored, or its scores are of another step or data set than the checkpoint.
+
     Args:
         again: what to type to score the run.
-
-    Raises:
-        UserError: the run was not scored, or its scores are of another step or data set than the checkpoint.
     """
     path = folder / rundir.EVALUATION
     try:

@@ -49,8 +49,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 def newest_whole(folder: Path) -> Path | None:
     """The first of a run's checkpoints that is whole; None if there is no checkpoint.
 
-    Raises:
-        UserError: all checkpoints are damaged.
+    Raises UserError if all checkpoints are damaged.
     """
     found = checkpoints(folder)
     for path in found:
@@ -71,15 +70,13 @@ class LastCheckpoint(Checkpoint):
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
     a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. Whatever
-    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch.
+    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch. Raises
+    UserError if a number is not above 0.
 
     Args:
         folder: of the checkpoints.
         every_n_steps: optimizer steps between two saves; None saves by time alone.
         every_n_minutes: minutes between two saves, by the clock of process 0; None saves by steps alone.
-
-    Raises:
-        UserError: a number is not above 0.
     """
 
     has_begun = False

@@ -39,8 +39,7 @@ class Processes:
     def cluster(self) -> ClusterEnvironment | None:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
 
-        Raises:
-            UserError: SLURM has several tasks, and srun did not start this process as one of them.
+        Raises UserError if SLURM has several tasks, and srun did not start this process as one of them.
         """
         if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case; do not import Lightning
             return None

@@ -28,8 +28,7 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 def folder_of(name: str) -> Path:
     """The folder of a run, given as a name in `LOGS` or as a path.
 
-    Raises:
-        UserError: there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
+    Raises UserError if there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
     """
     for folder in (LOGS / name, Path(name)):
         if folder.is_dir():
@@ -60,11 +59,7 @@ def run_argument(folder: Path) -> str:
 
 
 def config(folder: Path) -> Path:
-    """The configuration of a run.
-
-    Raises:
-        UserError: the folder has none.
-    """
+    """The configuration of a run. Raises UserError if the folder has none."""
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{path} is missing, so nothing says what the run was")
@@ -83,8 +78,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def best_checkpoint(folder: Path, purpose: str) -> Path:
     """`best.ckpt`, or `last.ckpt` of a run that was never validated.
 
-    Raises:
-        UserError: the run has neither; the error names the `purpose`, such as "score".
+    Raises UserError if the run has neither; the error names the `purpose`, such as "score".
     """
     for name in (BEST, LAST):
         path = folder / CHECKPOINTS / name

@@ -68,12 +68,11 @@ class OptimizerSettings:
 
         A schedule of your own may change betas or the weight decay of a group, so else they stay.
 
+        Raises UserError if it is another optimizer.
+
         Args:
             states: of the optimizers.
             before: the hyper-parameters of the checkpoint's run.
-
-        Raises:
-            UserError: it is another optimizer.
         """
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:

@@ -22,8 +22,7 @@ BATCH = 64
 def transform(module: Any, image: RawImage) -> Tensor:
     """The network's input [3, img_size, img_size] for a path, an open file or a PIL image, prepared as in evaluation.
 
-    Raises:
-        UserError: the image cannot be read, or the checkpoint does not say how images are prepared.
+    Raises UserError if the image cannot be read, or the checkpoint does not say how images are prepared.
     """
     check_raw(image, "the image")
     if module.eval_transform is None:
@@ -41,6 +40,8 @@ def transform(module: Any, image: RawImage) -> Tensor:
 def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
     """The most probable classes of an image, or of each of several. With several labels per image: those above 0.5.
 
+    Raises UserError if an image cannot be read or is none, or nothing says how images are prepared.
+
     Args:
         module: a `cait.train.module.CaiTModule`.
         images: a path, an open file or a PIL image; or a list of them.
@@ -48,9 +49,6 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
 
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.
-
-    Raises:
-        UserError: an image cannot be read or is none, or nothing says how images are prepared.
     """
     several: Any = images if isinstance(images, list | tuple) else [images]
     names = module.class_names or [f"class {index}" for index in range(module.num_classes)]

@@ -64,11 +64,9 @@ def load_teacher(
 ) -> Teacher:
     """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
-    It sees the images at the student's size, or at its own where it takes no other. A run must know the classes of
-    the data by name, in any order; of timm's network only their number is compared.
-
-    Raises:
-        UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
+    It sees the images at the student's size, or at its own where it takes no other. A run must know the classes of the
+    data by name, in any order; of timm's network only their number is compared. Raises UserError if there is no such
+    teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, img_size = settings.teacher, None
     if name.endswith(".ckpt"):

@@ -12,11 +12,7 @@ from cait.settings import check_at_least, group, values
 
 @dataclass(frozen=True)
 class Annotations:
-    """Labels that no folder says, and folds.
-
-    Raises:
-        UserError: a number is out of range.
-    """
+    """Labels that no folder says, and folds. Raises UserError if a number is out of range."""
 
     labels: str | None = None
     """CSV file with the columns `path`, of images below `root`, and `label`, in place of class folders. If it has a
@@ -48,8 +44,7 @@ TASKS = {MULTI_LABEL: "cait.extras.annotations.multi_label:MultiLabel"}
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The images of a folder under the labels of a table, or divided into folds; None if neither is asked for.
 
-    Raises:
-        UserError: `root` is no folder of images.
+    Raises UserError if `root` is no folder of images.
     """
     asked: Annotations = group(Annotations, settings)
     if asked.labels is None and asked.folds is None:

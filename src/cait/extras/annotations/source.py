@@ -189,8 +189,7 @@ class AnnotatedSource(FolderSource):
         If an image may have several classes, or if no folds are asked for, the labels of fewer than `folds` images
         count as one.
 
-        Raises:
-            UserError: no class, or not the groups, can be divided so.
+        Raises UserError if no class, or not the groups, can be divided so.
         """
         from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 

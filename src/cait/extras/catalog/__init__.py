@@ -29,8 +29,7 @@ GROUPS = {"data": "cait.extras.catalog:Catalog"}
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The data set of that name, or the folder that holds ImageNet's archives; None for any other.
 
-    Raises:
-        UserError: torchvision has no data set of that name.
+    Raises UserError if torchvision has no data set of that name.
     """
     named = root.startswith(("torch/", "hfds/")) and not Path(root).is_dir()
     if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed

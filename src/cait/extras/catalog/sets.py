@@ -95,10 +95,8 @@ def unpack(root: Path) -> None:
 
     A folder appears by one rename, so it is whole or absent; the next call removes what a killed one has left. One
     process unpacks and all others wait. torchvision checks the MD5 sums of the published files first. The archives
-    stay; the folders need as much space again, 155 GB.
-
-    Raises:
-        UserError: an archive is missing or is not the published file, or the disk is full.
+    stay; the folders need as much space again, 155 GB. Raises UserError if an archive is missing or is not the
+    published file, or the disk is full.
     """
     if all((root / split).is_dir() for split in IMAGENET_SPLITS):
         return

@@ -32,10 +32,8 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet:
     """List the images of a further evaluation set of the classes `names`, or of some of them.
 
     Class folders are matched by name or, if all are there, by index as in ImageNet-V2. Indices sorted as text would be
-    in another order: 0, 1, 10, 100, 101, ...
-
-    Raises:
-        UserError: there is no such folder, or it has classes that the model does not have.
+    in another order: 0, 1, 10, 100, 101, ... Raises UserError if there is no such folder, or it has classes that the
+    model does not have.
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")

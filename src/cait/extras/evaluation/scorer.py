@@ -75,10 +75,8 @@ def _percent(share: Tensor) -> float | None:
 class Evaluation(Scorer, Callback):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
-    It comes after `EMA` among the callbacks because it reads the average's logits there.
-
-    Raises:
-        UserError: a further set cannot be used.
+    It comes after `EMA` among the callbacks because it reads the average's logits there. Raises UserError if a further
+    set cannot be used.
     """
 
     def __init__(self, scoring: Scoring) -> None:

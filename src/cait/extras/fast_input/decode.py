@@ -80,11 +80,7 @@ class DecodedImage:
 
 
 class JpegStream:
-    """A JPEG file; nvImageCodec decodes only the box.
-
-    Raises:
-        RuntimeError: nvImageCodec does not read this file.
-    """
+    """A JPEG file; nvImageCodec decodes only the box. Raises RuntimeError if nvImageCodec does not read this file."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self.data, self.name = data, name
@@ -147,11 +143,10 @@ OpenImage = DecodedImage | JpegStream | Upright | Grey
 def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
+    Raises UnreadableImageError if the image cannot be read.
+
     Args:
         name: name in errors of an image that has no path.
-
-    Raises:
-        UnreadableImageError: the image cannot be read.
     """
     if isinstance(raw, Image.Image):
         return _by_pillow(raw, name, reading)
@@ -263,8 +258,7 @@ def choose() -> Decoder:
 def nvimgcodec(process: int) -> tuple[Any, Any, Any]:
     """nvImageCodec, a decoder on one core, and its settings; each process has its own.
 
-    Raises:
-        ImportError, RuntimeError: it is not installed, or does not work on this machine.
+    Raises ImportError, RuntimeError if it is not installed, or does not work on this machine.
     """
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # we report unreadable images ourselves
     with _silence():

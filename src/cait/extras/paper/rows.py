@@ -157,8 +157,7 @@ def row_named(id: str, table: str | None = None) -> Row:
 def replace_row(verb: str, arguments: list[str]) -> list[str]:
     """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
 
-    Raises:
-        UserError: there is no such row, it cannot be trained, or the weights that it starts from are missing.
+    Raises UserError if there is no such row, it cannot be trained, or the weights that it starts from are missing.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--paper", nargs="?", default="")

@@ -82,6 +82,8 @@ def export(
 ) -> tuple[list[Path], float]:
     """Write a network in float32, checked and whole, or not at all.
 
+    Raises UserError if the format cannot hold this network, the place cannot be written to, or the logits are others.
+
     Args:
         model: the network; it is not changed. If it has several outputs, the first are the logits.
         output: the file to write, or the directory. Files of the same name are replaced.
@@ -93,9 +95,6 @@ def export(
 
     Returns:
         the files, and the largest difference of a logit between the network and what was written.
-
-    Raises:
-        UserError: the format cannot hold this network, the place cannot be written to, or the logits are others.
     """
     output = Path(output).resolve()
     disk.check_output(output, folder=not Path(FORMATS[format].file).suffix)
