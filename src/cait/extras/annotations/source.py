@@ -171,15 +171,11 @@ class AnnotatedSource(FolderSource):
         return taken(pool, min(self._divide(pool, max(2, min(round(1 / fraction), most))), key=costs))
 
     def _tell_of_classes(self, train: Files, val: Files) -> None:
-        """Say how far groups kept a split from its share, and from having every class on both sides."""
-        counts = [Counter(name for label in files.labels for name in self.names_of([label])) for files in (train, val)]
-        shares = {name: counts[1][name] / (counts[0][name] + counts[1][name]) for name in self.class_names}
+        """Say how far groups kept a split from its share, and from having every class in validation."""
         wanted = 1 / self.asked.folds if self.asked.folds else self.splits.val_fraction
-        share, furthest = len(val) / (len(train) + len(val)), max(shares, key=lambda name: abs(shares[name] - wanted))
-        if abs(shares[furthest] - wanted) > wanted / 2:
-            figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for; of the class {furthest}"
-            figures += f" {counts[1][furthest]:,} of {counts[0][furthest] + counts[1][furthest]:,}"
-            without = sorted(name for name in shares if not counts[1][name])
+        share, without = len(val) / (len(train) + len(val)), sorted({*self.class_names} - self.names_of(val.labels))
+        if without or abs(share - wanted) > wanted / 2:
+            figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for"
             lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
             tell_once(f"{self.asked.labels}: because groups stay whole, {figures}{lacking}")
 
