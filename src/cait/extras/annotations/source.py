@@ -162,7 +162,7 @@ class AnnotatedSource(FolderSource):
         if not (self.groups or self.asked.multi_label):
             return hold_out(pool, fraction)
 
-        def costs(places: np.ndarray) -> tuple[float, ...]:
+        def costs(places: Iterable[int]) -> tuple[float, ...]:
             train, held = taken(pool, places)
             lacking = (len({*self.class_names} - self.names_of(part.labels)) for part in (train, held))
             return (not held, *lacking, abs(len(held) / len(pool) - fraction))
