@@ -162,13 +162,16 @@ class AnnotatedSource(FolderSource):
         if not (self.groups or self.asked.multi_label):
             return hold_out(pool, fraction)
 
-        def costs(places: Iterable[int]) -> tuple[float, ...]:
-            train, held = taken(pool, places)
-            lacking = (len({*self.class_names} - self.names_of(part.labels)) for part in (train, held))
-            return (not held, *lacking, abs(len(held) / len(pool) - fraction))
+        labels, groups = np.array(pool.labels), {self.groups.get(path, path) for path, _ in pool}
 
-        most = len({*self.groups.values()}) if self.groups else len(pool)  # scikit-learn takes no more
-        return taken(pool, min(self._divide(pool, max(2, min(round(1 / fraction), most))), key=costs))
+        def costs(places: np.ndarray) -> tuple[float, ...]:
+            parts = (np.unique(part).tolist() for part in (np.delete(labels, places), labels[places]))
+            lacking = (len({*self.class_names} - self.names_of(part)) for part in parts)
+            return (not len(places), *lacking, abs(len(places) / len(pool) - fraction))
+
+        folds = max(2, min(round(1 / fraction), len(groups)))  # scikit-learn takes no more
+        held: np.ndarray = min(self._divide(pool, folds), key=costs)
+        return taken(pool, held)
 
     def _tell_of_classes(self, train: Files, val: Files) -> None:
         """Say how far groups kept a split from its share, and from having every class in validation."""
