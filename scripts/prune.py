@@ -41,22 +41,38 @@ def anchors(page: Path) -> set[str]:
 
 
 def pruned(text: str, is_gone: Callable[[str], bool]) -> str:
-    """A page without what is gone, and without headings over nothing."""
-    kept, fell = list[str](), False
+    """A page without what is gone: without headings over nothing, and sections whose first commands are gone."""
+    kept, fell, commands, gone_from = list[str](), False, True, 0
     for block in BLOCK.findall(text):
-        if block.startswith("```text") and fell:  # what the commands printed
+        level = _level(block)
+        if gone_from and not 0 < level <= gone_from:
+            continue
+        gone_from = 0
+        if level:
+            while kept and _level(kept[-1]) >= max(level, 2):
+                kept.pop()
+            commands = level == 1
+        elif block.startswith("```text") and fell:  # what the commands printed
             continue
         found = _left(block.rstrip("\n"), is_gone)
         fell = block.startswith("```") and not found
-        if fell and kept and kept[-1].endswith(":"):
+        if fell and not commands:
+            while not (gone_from := _level(kept.pop())):
+                pass
+            continue
+        if fell and kept[-1].endswith(":"):
             kept[-1] = " ".join(_sentences(kept[-1])[:-1])
-        kept.append(found)
-    kept = [block for block in kept if block]
-    for i in reversed(range(1, len(kept))):
-        level, below = (re.match(r"#+(?= )|$", block) for block in (kept[i], [*kept, "# "][i + 1]))
-        if level and level[0] and below and 0 < len(below[0]) <= len(level[0]):
-            del kept[i]
-    return "\n\n".join(kept) + "\n"
+        commands |= block.startswith("```bash") and not fell
+        kept += [found] if found else []
+    while _level(kept[-1]) > 1:
+        kept.pop()
+    return "\n\n".join(filter(None, kept)) + "\n"
+
+
+def _level(block: str) -> int:
+    """Of a heading; 0 for any other block."""
+    found = re.match("#+(?= )", block)
+    return len(found[0]) if found else 0
 
 
 def _left(block: str, is_gone: Callable[[str], bool]) -> str:

@@ -4,4 +4,4 @@ import sys
 
 from harness import REPO
 
-sys.path += [str(REPO / "benchmarks"), str(REPO / "docs")]
+sys.path += [str(REPO / name) for name in ("benchmarks", "docs", "scripts")]

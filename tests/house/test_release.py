@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
+import release
 from harness import REPO
-
-spec = importlib.util.spec_from_file_location("release", REPO / "scripts/release.py")
-release = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(release)
 
 
 def test_a_release_has_its_version_and_date_in_all_files(tmp_path: Path) -> None:
