@@ -1,20 +1,23 @@
-"""Shards in a bucket, and a folder of bounded size that keeps the chunks that were used last."""
+"""Where the files of shards lie: in a folder, or in a bucket behind a folder that keeps the chunks used last."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cait import disk
-from cait.errors import UserError, one_line, to_install
+from cait.errors import OutageError, UserError, one_line, tell_once, to_install
 from contrib.shards import INDEX
 
-ATTEMPTS_AT_FIRST, ATTEMPTS = 3, 8
-"""How often a request is tried: at the start, where a wrong address is likely, and in a run, which survives a minute
-without the network."""
+PATIENCE = 600.0
+"""Seconds for which a request is tried again while the bucket or the network fails."""
+PAUSES = (1.0, 15.0)
+"""Seconds between the first two tries, and the most; each pause is twice the one before."""
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """How long one try may wait for a connection, and for the next bytes."""
 GOOGLE = "https://storage.googleapis.com"
@@ -46,32 +49,76 @@ def read_part(path: str | Path, start: int, size: int) -> bytes:
         os.close(file)
 
 
-class Bucket:
-    """Shards in a bucket, to be read like those in a `contrib.shards.source.Folder`.
+class Folder:
+    """Shards in a folder, local or mounted. All methods raise UserError if a file is missing or damaged."""
 
-    All processes of a machine may share the cache, whatever they read. One of them fetches a missing chunk, verifies
+    limit = math.inf
+    """Bytes of chunks for which there is room."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def index(self) -> bytes:
+        """The bytes of shards.json."""
+        try:
+            return Path(self.root, INDEX).read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {self.root}/{INDEX}: {error.strerror}") from error
+
+    def check(self, piece: Piece) -> None:
+        """Check that a chunk is there, to its last byte."""
+        self.read(piece, piece.size - 1, 1)
+
+    def read(self, piece: Piece, start: int, size: int) -> bytes:
+        """`size` bytes of a file from `start` on."""
+        path = f"{self.root}/{piece.name}"
+        try:
+            data = read_part(path, start, size)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        if len(data) < size:
+            raise UserError(f"{path} is cut off: copy it again")
+        return data
+
+    read_alone = read
+
+    def whole(self, piece: Piece) -> bytes:
+        """All of a file, compared with its checksum."""
+        return self.compared(piece, self.read(piece, 0, piece.size))
+
+    def compared(self, piece: Piece, data: bytes) -> bytes:
+        if not piece.is_in(data):
+            raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
+        return data
+
+
+class Bucket(Folder):
+    """Shards in a bucket.
+
+    All processes of a machine may share the cache, whatever they read. One of them fetches a missing chunk, compares
     its checksum, removes the chunks used longest ago until there is room, and puts it there by a rename.
 
     Args:
-        url: s3://bucket/folder or gs://bucket/folder.
+        root: s3://bucket/folder or gs://bucket/folder.
         cache_dir: folder of the cache.
         limit: bytes that the chunks in it may take.
     """
 
-    def __init__(self, url: str, cache_dir: Path, limit: int) -> None:
-        self.url, self.cache_dir, self.limit = url, cache_dir, limit
+    def __init__(self, root: str, cache_dir: Path, limit: int) -> None:
+        super().__init__(root)
+        self.cache_dir, self.limit = cache_dir, limit
         self.folder = cache_dir
         """Where the files of these shards are kept."""
 
     def index(self) -> bytes:
-        content = self._fetch(INDEX, attempts=ATTEMPTS_AT_FIRST)
+        content = self._fetch(INDEX)
         # Named after the index, so that shards that have changed are not mistaken for the old ones.
         self.folder = self.cache_dir / hashlib.sha256(content).hexdigest()[:16]
         return content
 
     def check(self, piece: Piece) -> None:
         if piece.size > self.limit:
-            raise UserError(f"a chunk of {self.url} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
+            raise UserError(f"a chunk of {self.root} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """Read from the cache; a missing file is put there first."""
@@ -79,7 +126,7 @@ class Bucket:
         if (data := _cached(path, start, size)) is None:
             with disk.file_lock(path.with_suffix(".lock")):
                 if (data := _cached(path, start, size)) is None:  # otherwise another process has fetched it meanwhile
-                    data = self._download(piece, path)[start : start + size]
+                    data = self._download(piece)[start : start + size]
         return data
 
     def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
@@ -87,69 +134,60 @@ class Bucket:
         data = _cached(self.folder / piece.name, start, size)
         return self._fetch(piece.name, start, size) if data is None else data
 
-    def _fetch(self, name: str, start: int = 0, size: int | None = None, attempts: int = ATTEMPTS) -> bytes:
-        """Part of a file, or all of it, in one request. Raises UserError."""
-        if size == 0:
-            return b""
-        address = f"{self.url}/{name}"
-        scheme, _, place = address.partition("://")
-        bucket, _, key = place.partition("/")
-        part = f"bytes={start}-{'' if size is None else start + size - 1}"
-        try:
-            answer = client(os.getpid(), endpoint(scheme), attempts).get_object(Bucket=bucket, Key=key, Range=part)
-            return answer["Body"].read()
-        except ImportError as error:
-            raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
-        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
-            raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
-
     def whole(self, piece: Piece) -> bytes:
-        """All of a file; one that is damaged in the cache is fetched again."""
+        """As of a folder; a file that is damaged in the cache is fetched again."""
         data = self.read(piece, 0, piece.size)
-        if piece.is_in(data):
-            return data
-        (self.folder / piece.name).unlink(missing_ok=True)
-        return self.read(piece, 0, piece.size)
+        return data if piece.is_in(data) else self._download(piece)
 
-    def _download(self, piece: Piece, path: Path) -> bytes:
+    def _download(self, piece: Piece) -> bytes:
+        """Fetch a file into the cache, where one process at a time writes and removes."""
         data = self._fetch(piece.name)
         if not piece.is_in(data):
-            data = self._fetch(piece.name)  # the transfer may have damaged it
-        if not piece.is_in(data):
-            raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
+            data = self.compared(piece, self._fetch(piece.name))  # the transfer may have damaged it
+        path = self.folder / piece.name
         try:
-            self._keep(data, path)
+            with disk.file_lock(self.cache_dir / ".lock"):
+                self._make_room(len(data))
+                with disk.atomic_write(path) as beside:
+                    beside.write_bytes(data)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; see --data.data_dir") from error
         return data
 
-    def _keep(self, data: bytes, path: Path) -> None:
-        """Put a file into the cache, and make room for it. One process at a time does."""
-        with disk.file_lock(self.cache_dir / ".lock"):
-            self._make_room(len(data))
-            part = path.with_suffix(".part")
-            part.write_bytes(data)
-            disk.flush(part)  # only what is on the disk was verified
-            part.replace(path)
-
     def _make_room(self, size: int) -> None:
-        """Remove the chunks used longest ago until `size` bytes fit. To count 400 chunks takes 8 ms."""
-        for part in self.cache_dir.glob("*/*/*.part"):
-            part.unlink()  # a killed process has left it: whoever writes one holds the lock
-        found = [(status, chunk) for chunk in self.cache_dir.glob("*/*/chunk-*.bin") if (status := _status(chunk))]
+        """Remove what killed processes have left, and the chunks used longest ago until `size` bytes fit."""
+        disk.clear_scratch(self.cache_dir)
+        found = [(path.stat(), path) for path in self.cache_dir.glob("*/*/chunk-*.bin")]
         used = sum(status.st_size for status, _ in found)
-        for status, chunk in sorted(found, key=lambda each: each[0].st_mtime_ns):
-            if used + size <= self.limit:
-                return
-            chunk.unlink(missing_ok=True)
-            used -= status.st_size
+        for status, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+            if used + size > self.limit:
+                path.unlink()
+                used -= status.st_size
 
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:  # damaged, so it was removed
-        return None
+    def _fetch(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        """A file, or a part of it. Raises UserError, and OutageError after `PATIENCE` seconds of failures."""
+        if size == 0:
+            return b""
+        address = f"{self.root}/{name}"
+        scheme, _, place = address.partition("://")
+        bucket, _, key = place.partition("/")
+        part = f"bytes={start}-{'' if size is None else start + size - 1}"
+        end, (pause, longest) = time.monotonic() + PATIENCE, PAUSES
+        while True:
+            try:
+                answer = client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key, Range=part)
+                return answer["Body"].read()
+            except ImportError as error:
+                raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
+            except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
+                problem = f"cannot read {address}: {one_line(error) or type(error).__name__}"
+                if not may_pass(error):
+                    raise UserError(problem) from error
+                if time.monotonic() + pause > end:
+                    raise OutageError(problem) from error
+            tell_once(f"{problem}; it is tried again for {PATIENCE / 60:g} minutes")
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
 
 def _cached(path: Path, start: int, size: int) -> bytes | None:
@@ -162,17 +200,28 @@ def _cached(path: Path, start: int, size: int) -> bytes | None:
     return data if len(data) == size else None
 
 
+def may_pass(error: Exception) -> bool:
+    """Whether a request that has failed may succeed later as it stands."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.ClientError):
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        return status >= 500 or status in (408, 429)
+    network = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError)
+    return isinstance(error, network)
+
+
 def endpoint(scheme: str) -> str | None:
     """The address that serves buckets; None is Amazon's."""
     return os.environ.get("AWS_ENDPOINT_URL") or (GOOGLE if scheme == "gs" else None)
 
 
 @cache
-def client(process: int, endpoint_url: str | None, attempts: int) -> Any:
+def client(process: int, endpoint_url: str | None) -> Any:
     """A client of S3, or of Google's buckets, which speak its language too; each process has its own."""
     import boto3
     from botocore.config import Config
 
-    retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
-    config = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+    once: Any = {"total_max_attempts": 1}  # `Bucket` tries again, also where an answer ends amid its body
+    config = Config(retries=once, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
     return boto3.Session().client("s3", config=config, endpoint_url=endpoint_url)

@@ -68,14 +68,16 @@ class Pixels:
             with open_image(BytesIO(data)) as image:
                 if self.raw:
                     plain = load_rgb(image, name, Reading(self.exif_orientation, self.background))
-                elif self._smaller_size(image.size) == image.size:
+                elif self._size(image.size) == image.size:
                     return data
                 else:
                     image.load()
                     turned, plain = orientation(image), as_plain(image, name)
         except Exception:  # of many kinds, by Pillow's decoders
             return data
-        plain = self._smaller(plain)
+        if (size := self._size(plain.size)) != plain.size:
+            # Of Pillow's filters Lanczos keeps most of what a crop shows afterwards; BOX, at 500 to 400, is uneven.
+            plain = plain.resize(size, Image.Resampling.LANCZOS)
         plain.info.clear()  # colour profiles and comments, which no run reads
         if self.raw:
             return _saved(plain, "PPM")
@@ -86,17 +88,13 @@ class Pixels:
         # Colours keep half the resolution, Pillow's default: the files are smaller and decoded faster.
         return _saved(plain, "JPEG", turned, quality=self.quality)
 
-    def _smaller_size(self, size: tuple[int, int]) -> tuple[int, int]:
+    def _size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height in which an image of this size is stored."""
         longer = max(size)
         if self.max_side is None or longer <= self.max_side:
             return size
         width, height = (max(1, round(side * self.max_side / longer)) for side in size)
         return width, height
-
-    def _smaller(self, image: Image.Image) -> Image.Image:
-        # Of Pillow's filters Lanczos keeps most of what a crop shows afterwards; BOX, at 500 to 400, is uneven.
-        size = self._smaller_size(image.size)
-        return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
 
 
 def as_png(image: Image.Image, name: str) -> bytes:

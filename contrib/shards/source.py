@@ -2,87 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from cait.data.folder import Splits
-from cait.errors import UserError
+from cait.errors import UserError, said
 from cait.extras.display import root_name
 from contrib.shards import INDEX, Shards
-from contrib.shards.bucket import Bucket, Piece, read_part
+from contrib.shards.bucket import Bucket, Folder, Piece
 from contrib.shards.pixels import Pixels
 
 TABLE = "images.npz"
 CACHE = "data/cache"
 VERSION = 1
+SPLITS = ("train", "val")
 
 
-class Split(NamedTuple):
-    """One of the two sets: the name that its source gives it, its table of images and its chunks."""
-
-    split: str
-    table: Piece
-    chunks: list[Piece]
-
-
-class Index(NamedTuple):
-    """What shards.json says."""
-
-    class_names: list[str]
-    images_per_chunk: int
-    splits: dict[str, Split]
-    """train and val"""
-    pixels: Pixels | None
-    """How the training images were changed; None if they are the bytes of the image files."""
-
-
-class Folder:
-    """Shards in a folder, local or mounted. All methods raise UserError if a file is missing or damaged."""
-
-    limit = math.inf
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def index(self) -> bytes:
-        """The bytes of shards.json."""
-        path = self.root / INDEX
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-    def read(self, piece: Piece, start: int, size: int) -> bytes:
-        """`size` bytes of a file from `start` on."""
-        path = f"{self.root}/{piece.name}"
-        try:
-            data = read_part(path, start, size)
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        if len(data) < size:
-            raise UserError(f"{path} is cut off: copy it again")
-        return data
-
-    read_alone = read
-
-    def whole(self, piece: Piece) -> bytes:
-        """All of a file, as it is."""
-        return self.read(piece, 0, piece.size)
-
-    def check(self, piece: Piece) -> None:
-        """Check that a chunk is there, to its last byte."""
-        self.read(piece, piece.size - 1, 1)
+def chunk_name(split: str, number: int) -> str:
+    """The path of a chunk below the root, named like the chunks of LitData's first worker."""
+    return f"{split}/chunk-0-{number}.bin"
 
 
 @dataclass(eq=False)
@@ -94,7 +45,7 @@ class ShardSamples:
 
     root: str
     """Where the shards are; names in messages begin with it."""
-    table: dict[str, np.ndarray]
+    table: Mapping[str, np.ndarray]
     """For each image, in the order of the source: `names` (their bytes, one after the other) and `ends`, `labels`,
     `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its chunk, `sums` (their
     CRC-32)."""
@@ -120,11 +71,33 @@ class ShardSamples:
     def __getitem__(self, index: int) -> tuple[BytesIO, int]:
         """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        start, size = int(self.table["starts"][index]), int(self.table["sizes"][index])
-        data = self.read(piece, start, size)
+        data = self.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
         if self.checked and zlib.crc32(data) != self.table["sums"][index]:
             raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
         return BytesIO(data), int(self.labels[index])
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """Images of at most `window` chunks at a time, as `cait.data.loader.Order`. It is not as published.
+
+    The chunks are put into a seeded order, and each image follows its chunk's turn by a random distance below `window`
+    chunks. So at most `window` chunks are in use at any moment, and each is used once in an epoch.
+    """
+
+    chunks: Tensor
+    """The chunk of each image, counted from 0."""
+    window: int
+
+    @cached_property
+    def name(self) -> str:
+        layout = hashlib.sha256(self.chunks.numpy().tobytes()).hexdigest()[:16]
+        return f"windowed over {self.window} of the chunks {layout}"
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        turns = torch.randperm(int(self.chunks.max()) + 1, generator=generator)
+        behind = self.window * torch.rand(len(self.chunks), dtype=torch.float64, generator=generator)
+        return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
 class ShardSource:
@@ -137,77 +110,81 @@ class ShardSource:
     def __init__(self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None) -> None:
         self.root, self.shards, self.settings = root_name(splits.root), shards, settings or {}
         self._given = {"train": splits.train_split, "val": splits.val_split}
+        self.place = Folder(self.root)
+        if "://" in self.root:
+            self.place = Bucket(self.root, Path(shards.data_dir or CACHE), int(shards.cache_gb * 1e9))
 
     def prepare(self) -> None:
         """Do nothing: chunks are fetched as they are needed."""
 
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        """What shards.json says, and the set's `Piece`s. It holds no file names, so it cannot name other files."""
+        text = self.place.index()
+        try:
+            found = json.loads(text)
+            if found["version"] != VERSION:
+                raise ValueError(f"it is of version {found['version']}, this program reads version {VERSION}")
+            found["pixels"] = Pixels(**found["pixels"]) if "pixels" in found else None
+            for split in SPLITS:
+                part = found[split]
+                part["table"] = Piece(f"{split}/{TABLE}", *part["table"])
+                part["chunks"] = [Piece(chunk_name(split, number), *each) for number, each in enumerate(part["chunks"])]
+                if (given := self._given[split]) not in (split, part["split"]):
+                    raise ValueError(f"it was made of {part['split']}: leave out --data.{split}_split {given}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.root}/{INDEX} is no index for this program: {said(error)}") from error
+        return found
+
     def verify(self) -> Iterator[str]:
         """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
-        for name, split in self.index.splits.items():
-            for piece in (split.table, *split.chunks):
+        for split in SPLITS:
+            part = self.index[split]
+            for piece in (part["table"], *part["chunks"]):
                 try:
-                    self._whole(piece)
+                    self.place.whole(piece)
                 except UserError as error:
                     yield str(error)
-            print(f"{self.root}/{name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
+            print(f"{self.root}/{split}: {len(part['chunks']):,} chunk(s), checksums compared", flush=True)
 
-    def _whole(self, piece: Piece) -> bytes:
-        data = self.place.whole(piece)
-        if not piece.is_in(data):
-            raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
-        return data
+    @property
+    def class_names(self) -> list[str]:
+        return self.index["class_names"]
 
-    @cached_property
-    def place(self) -> Folder | Bucket:
-        if "://" in self.root:
-            return Bucket(self.root, Path(self.shards.data_dir or CACHE), int(self.shards.cache_gb * 1e9))
-        return Folder(Path(self.root))
-
-    @cached_property
-    def index(self) -> Index:
-        found = parse(self.place.index(), f"{self.root}/{INDEX}")
-        for name, split in found.splits.items():
-            if self._given[name] not in (name, split.split):
-                raise UserError(
-                    f"--data.{name}_split {self._given[name]}: {self.root} was made of {split.split}; leave it out"
-                )
-        return found
+    @property
+    def digest(self) -> bytes:
+        """How the training images were changed; a run does not go on with others."""
+        return str(self.index["pixels"] or "").encode()
 
     @cached_property
     def all_fit(self) -> bool:
         """Whether all chunks are here, or would fit into the cache."""
-        return sum(piece.size for split in self.index.splits.values() for piece in split.chunks) <= self.place.limit
+        return sum(piece.size for split in SPLITS for piece in self.index[split]["chunks"]) <= self.place.limit
 
-    def check_room(self, chunks: int) -> None:
-        """Raise UserError if the cache is too small for `chunks` chunks."""
-        needed = sum(sorted(piece.size for piece in self.index.splits["train"].chunks)[-chunks:])
+    @cached_property
+    def order(self) -> Windowed | None:
+        """The order of the training images; None for the published one, after saying what that costs over a network.
+
+        Raises:
+            UserError: the run reads other pixels than the shards hold, or the cache is too small for the order.
+        """
+        if self.index["pixels"]:
+            self.index["pixels"].check(self.settings)
+        if self.shards.order == "published":
+            if not self.all_fit:
+                rank_zero_info(
+                    f"{self.root} does not fit into the cache, so each training image is a request of its own; "
+                    "see --data.order windowed and --data.cache_gb"
+                )
+            return None
+        chunks = self.shards.window + 1
+        needed = sum(sorted(piece.size for piece in self.index["train"]["chunks"])[-chunks:])
         if not self.all_fit and needed > self.place.limit:
             raise UserError(
                 f"{chunks} chunks of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
                 f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
             )
-
-    @property
-    def class_names(self) -> list[str]:
-        return self.index.class_names
-
-    @property
-    def digest(self) -> bytes:
-        """How the training images were changed; a run does not go on with others."""
-        return str(self.index.pixels or "").encode()
-
-    @cached_property
-    def order(self) -> Any:
-        """The order of the training images, None for the published one.
-
-        Raises:
-            UserError: the settings do not suit the shards.
-        """
-        from contrib.shards.order import choose
-
-        if self.index.pixels:
-            self.index.pixels.check(self.settings)
-        return choose(self, self.shards)
+        return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window)
 
     @cached_property
     def train(self) -> ShardSamples:
@@ -217,71 +194,11 @@ class ShardSource:
     def val(self) -> ShardSamples:
         return self._samples("val", alone=False)  # validation reads all images in order
 
-    def _samples(self, name: str, alone: bool) -> ShardSamples:
-        split = self.index.splits[name]
-        for piece in split.chunks:
+    def _samples(self, split: str, alone: bool) -> ShardSamples:
+        part = self.index[split]
+        for piece in part["chunks"]:
             self.place.check(piece)
+        with np.load(BytesIO(self.place.whole(part["table"]))) as file:
+            table = dict(file)
         read = self.place.read_alone if alone else self.place.read
-        try:
-            with np.load(BytesIO(self._whole(split.table))) as file:
-                table = dict(file)
-            check_table(table, split.chunks, self.index.images_per_chunk, len(self.index.class_names))
-        except (ValueError, KeyError, BadZipFile) as error:  # a UserError is a ValueError
-            reason = str(error) if isinstance(error, UserError) else f"its table is damaged: {error!r}"
-            raise UserError(f"{self.root}/{split.table.name}: {reason}") from error
-        where = (self.root, table, split.chunks, self.index.images_per_chunk)
-        return ShardSamples(*where, read, checked=alone)
-
-
-def check_table(table: Mapping[str, np.ndarray], chunks: Sequence[Piece], images: int, classes: int) -> None:
-    """Raise UserError if a table of images does not fit its chunks of `images` images each, and the classes.
-
-    It is a ValueError or a KeyError if one of its arrays is missing, or is none of whole numbers.
-    """
-    columns = [table[name] for name in ("ends", "places", "labels", "starts", "sizes", "sums")]
-    lengths = {len(column) if column.ndim == 1 and column.dtype.kind in "iu" else -1 for column in columns}
-    if len(lengths) > 1 or lengths <= {0, -1}:
-        raise UserError("the columns of its table have different lengths, or hold no numbers")
-    ends, places, labels, starts, sizes = (column.astype(np.int64) for column in columns[:5])
-    chunk_of = places // images
-    room = np.array([piece.size for piece in chunks])
-    names_fit = (np.diff(ends, prepend=0) >= 0).all() and ends[-1] == len(table["names"])
-    if not names_fit or not ((places >= 0) & (chunk_of < len(chunks)) & (labels >= -1) & (labels < classes)).all():
-        raise UserError("its table names images, chunks or classes that are not there")
-    if (starts + sizes > room[chunk_of]).any():
-        raise UserError("its table reaches past the end of a chunk")
-
-
-def chunk_name(split: str, number: int) -> str:
-    """The path of a chunk below the root, named like the chunks of LitData's first worker."""
-    return f"{split}/chunk-0-{number}.bin"
-
-
-def parse(text: bytes, name: str) -> Index:
-    """Read shards.json. It holds no file names, so it cannot name other files.
-
-    Raises:
-        UserError: it is not what `cait shards` writes.
-    """
-    try:
-        content = json.loads(text)
-        if content["version"] == VERSION:
-            splits = {
-                split: Split(
-                    content[split]["split"],
-                    Piece(f"{split}/{TABLE}", *content[split]["table"]),
-                    [Piece(chunk_name(split, number), *chunk) for number, chunk in enumerate(content[split]["chunks"])],
-                )
-                for split in ("train", "val")
-            }
-            names, images = content["class_names"], content["images_per_chunk"]
-            sizes = [piece.size for split in splits.values() for piece in (split.table, *split.chunks)]
-            if min(images, *sizes) < 1:
-                raise ValueError("a size is less than 1")
-            if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
-                raise ValueError("class_names is no list of at least 2 names")
-            pixels = Pixels(**content["pixels"]) if "pixels" in content else None
-            return Index(names, images, splits, pixels)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
-    raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")
+        return ShardSamples(self.root, table, part["chunks"], self.index["images_per_chunk"], read, checked=alone)

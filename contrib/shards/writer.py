@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import struct
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from io import BytesIO
@@ -28,7 +25,7 @@ from cait.data.source import DataSource
 from cait.errors import UserError
 from contrib.shards import INDEX, PLAN
 from contrib.shards.pixels import Pixels, as_png
-from contrib.shards.source import TABLE, VERSION, chunk_name
+from contrib.shards.source import SPLITS, TABLE, VERSION, chunk_name
 
 SEED = 0
 """Seed of the order of training images in the chunks; each chunk is a random part of the set."""
@@ -43,8 +40,9 @@ LITDATA = {
     ("chunk_bytes", "compression", "compression_batch_size", "compression_level", "encryption", "ipc_compression")
 )
 """What LitData's index says of the items: pairs of bytes and a number."""
+COLUMNS = ("labels", "starts", "sizes", "sums")
 Record = dict[str, Any]
-"""What is known of a chunk once it is made."""
+"""What shards.json and the table say of a chunk."""
 
 
 def make(
@@ -76,38 +74,30 @@ def make(
         split: [os.fsencode(samples.name(index)[len(root) + 1 :]) for index in range(len(samples))]
         for split, samples in sets.items()
     }
-    head = {"class_names": source.class_names, "images_per_chunk": images}
+    head: dict[str, Any] = {"class_names": source.class_names, "images_per_chunk": images}
     head |= {"pixels": pixels.used()} if pixels else {}
     digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
-    _check_empty(out)
+    plan, content = json.dumps({**head, "splits": splits, "names": digests}), {"version": VERSION, **head}
     with disk.file_lock(out.parent / f".{out.name}.lock"):
-        _start_writing(out, json.dumps({**head, "splits": splits, "names": digests}))
+        _start_writing(out, plan)
         chunks = Chunks(sets, out, images, pixels)
-        yield from DataLoader(chunks, None, num_workers=workers, worker_init_fn=_die_with_parent)
-        content: Record = {"version": VERSION, **head}
+        records: dict[str, list[Record]] = {split: [] for split in SPLITS}
+        for split, record in DataLoader(chunks, None, num_workers=workers, collate_fn=_same):
+            records[split].append(record)
+            yield len(record["labels"])
         for split, listed in names.items():
-            content[split] = {"split": splits[split], **_finish(chunks, split, listed)}
-        os.sync()  # everything must be on disk before the index that marks it complete
-        _write(out / INDEX, f"{json.dumps(content)}\n".encode())
-        for left in (*out.glob("*/.chunk-*.json"), out / PLAN):
-            left.unlink()
+            content[split] = {"split": splits[split], **_finish(chunks, split, records[split], listed)}
+        _write(out / INDEX, f"{json.dumps(content)}\n".encode())  # last: it marks the shards as complete
+        (out / PLAN).unlink()
 
 
-def _die_with_parent(worker: int) -> None:
-    if sys.platform == "linux":  # elsewhere a worker first finishes its chunk
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+def _same(item: Any) -> Any:
+    return item
 
 
 def _write(path: Path, data: bytes) -> None:
     with disk.atomic_write(path) as beside:
         beside.write_bytes(data)
-        disk.flush(beside)
-
-
-def _check_empty(out: Path) -> None:
-    """Raise UserError if there is something else than a part of shards."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / PLAN).is_file())):
-        raise UserError(f"{out} is not an empty folder; name another one for the shards")
 
 
 def _start_writing(out: Path, plan: str) -> None:
@@ -116,16 +106,16 @@ def _start_writing(out: Path, plan: str) -> None:
     if path.is_file():
         if path.read_text() != plan:
             raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
-        disk.clear_scratch(out)
-        return
-    _check_empty(out)
-    for split in ("train", "val"):
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not an empty folder; name another one for the shards")
+    for split in SPLITS:
         (out / split).mkdir(parents=True, exist_ok=True)
+    disk.clear_scratch(out)
     _write(path, plan.encode())
 
 
-class Chunks(Dataset[int]):
-    """Chunks to be made: indexing makes a missing one and gives its number of images."""
+class Chunks(Dataset[tuple[str, Record]]):
+    """Chunks to be made: indexing makes a missing one, and gives its set and what is known of it."""
 
     def __init__(self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None) -> None:
         self.sets, self.images = sets, images
@@ -142,28 +132,22 @@ class Chunks(Dataset[int]):
     def __len__(self) -> int:
         return len(self.units)
 
-    def __getitem__(self, unit: int) -> int:
+    def __getitem__(self, unit: int) -> tuple[str, Record]:
         split, number = self.units[unit]
-        indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
         path = self.paths[split][number]
-        if not record_of(path).is_file():
-            samples, pixels = self.sets[split], self.pixels[split]
-            data, record = pack((encoded(samples, index, pixels) for index in indices), len(indices))
-            try:
-                _write(path, data)
-                _write(record_of(path), json.dumps(record).encode())  # last: it marks the chunk as complete
-            except OSError as error:
-                raise UserError(f"cannot write {path}: {error.strerror}") from error
-        return len(indices)
+        if path.is_file():
+            return split, described(path.read_bytes())
+        indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
+        data = pack((encoded(self.sets[split], index, self.pixels[split]) for index in indices), len(indices))
+        try:
+            _write(path, data)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        return split, described(data)
 
 
-def record_of(chunk: Path) -> Path:
-    """The file that marks a chunk as complete until all are made."""
-    return chunk.with_name(f".{chunk.name}.json")
-
-
-def pack(images: Iterable[tuple[bytes, int]], count: int) -> tuple[bytes, Record]:
-    """A chunk of `count` images and labels in LitData's format, and where the images lie in it.
+def pack(images: Iterable[tuple[bytes, int]], count: int) -> bytes:
+    """A chunk of `count` images and labels in LitData's format.
 
     In uint32 it holds `count`, the place of each item and the end. An item is the sizes of image and label in
     uint32, the image, and the label in int64.
@@ -171,23 +155,27 @@ def pack(images: Iterable[tuple[bytes, int]], count: int) -> tuple[bytes, Record
     Raises:
         UserError: the images are too large for one chunk.
     """
-    labels, sizes, sums, items, places = [], [], [], [], [4 * (count + 2)]
+    items, places = [], [4 * (count + 2)]
     for data, label in images:
-        labels.append(label)
-        sizes.append(len(data))
-        sums.append(zlib.crc32(data))
         items.append(struct.pack("<II", len(data), 8) + data + struct.pack("<q", label))
         places.append(places[-1] + len(items[-1]))
         if places[-1] >= LARGEST:
             raise UserError(f"a chunk of {count} images would have more than 4 GB: lower --images")
-    chunk = b"".join([np.array([count, *places], "<u4").tobytes(), *items])
-    return chunk, {
+    return b"".join([np.array([count, *places], "<u4").tobytes(), *items])
+
+
+def described(chunk: bytes) -> Record:
+    """Size and checksum of a chunk, and the columns of its images."""
+    (count,) = struct.unpack_from("<I", chunk)
+    places = np.frombuffer(chunk, "<u4", count + 1, 4)
+    starts, ends = places[:-1] + 8, places[1:] - 8
+    return {
         "size": len(chunk),
         "sha256": hashlib.sha256(chunk).hexdigest(),
-        "labels": labels,
-        "starts": [place + 8 for place in places[:-1]],
-        "sizes": sizes,
-        "sums": sums,
+        "labels": np.array([struct.unpack_from("<q", chunk, end)[0] for end in ends], np.int32),
+        "starts": starts,
+        "sizes": ends - starts,
+        "sums": np.array([zlib.crc32(chunk[a:b]) for a, b in zip(starts, ends, strict=True)], np.uint32),
     }
 
 
@@ -214,14 +202,11 @@ def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes,
         raise UserError(f"cannot read the image {samples.name(index)}: {error.strerror or error}") from error
 
 
-def _finish(chunks: Chunks, split: str, names: list[bytes]) -> Record:
-    """Write the table of a set and LitData's index of it, and give what shards.json says of the files."""
+def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes]) -> Record:
+    """Write the table of a set and LitData's index of it; return what shards.json says of the files."""
     paths = chunks.paths[split]
-    records = [json.loads(record_of(path).read_text()) for path in paths]
-    file = BytesIO()
-    np.savez(file, **_table(records, chunks.orders[split], names))
-    table = file.getvalue()
-    _write(paths[0].with_name(TABLE), table)
+    np.savez(file := BytesIO(), **table_of(records, chunks.orders[split], names))
+    _write(paths[0].with_name(TABLE), table := file.getvalue())
     listed = [
         {"chunk_bytes": record["size"], "chunk_size": len(record["sizes"]), "dim": None, "filename": path.name}
         for path, record in zip(paths, records, strict=True)
@@ -234,15 +219,10 @@ def _finish(chunks: Chunks, split: str, names: list[bytes]) -> Record:
     }
 
 
-def _table(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict[str, Any]:
+def table_of(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict[str, Any]:
     """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
     places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order))
-    table: dict[str, Any] = {
-        "names": np.frombuffer(b"".join(names), np.uint8),
-        "ends": np.cumsum([len(name) for name in names], dtype=np.int64),
-        "places": places,
-    }
-    for name, kind in {"labels": np.int32, "starts": np.uint32, "sizes": np.uint32, "sums": np.uint32}.items():
-        table[name] = np.concatenate([np.array(record[name], kind) for record in records])[places]
-    return table
+    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+    table: dict[str, Any] = {"names": np.frombuffer(b"".join(names), np.uint8), "ends": ends, "places": places}
+    return table | {name: np.concatenate([record[name] for record in records])[places] for name in COLUMNS}

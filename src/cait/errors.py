@@ -20,14 +20,22 @@ from cait import IS_INSTALLED
 class UserError(ValueError):
     """Bad input: the message is one line that says what was wrong and what to do.
 
-    The command line prints the message without a traceback and exits with status 2.
+    The command line prints the message without a traceback and exits with `status`.
     """
+
+    status = 2
 
     def __str__(self) -> str:
         """On one line, whatever the message quotes. A worker of a DataLoader puts its traceback before the message."""
         text = super().__str__()
         text = found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text
         return " ".join(filter(None, map(str.strip, text.splitlines())))
+
+
+class OutageError(UserError):
+    """A network or a service that does not answer: the same command may work later, so a scheduler may try it again."""
+
+    status = 75  # EX_TEMPFAIL of sysexits.h
 
 
 OF_WORKER = re.compile(r"(?s)Caught .*Traceback \(most recent call last\):\n(?-s:(?: .*\n)*)(.*)")

@@ -1,55 +1,68 @@
-"""An S3-compatible server on this machine (moto), which counts the requests that read."""
+"""An S3-compatible server on this machine (moto), which counts the requests that read, and fails when it is told to."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 KEYS = {"AWS_ACCESS_KEY_ID": "loopback", "AWS_SECRET_ACCESS_KEY": "loopback", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "pictures"
 
 
-class Requests(logging.Handler):
-    """The GET requests of the server's log."""
+class Requests:
+    """A WSGI application around moto's."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.paths: list[str] = []
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"GET (\S+)", re.sub(r"\x1b\[\d+m", "", record.getMessage()))
-        if found:
-            self.paths.append(found[1])
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.paths: list[str] = []
+        """Of the GET requests."""
+        self.kind, self.until = "", 0.0
 
     def of(self, word: str) -> int:
         """How many were of a path with `word` in it."""
         return sum(word in path for path in self.paths)
 
+    def fail(self, kind: str, seconds: float) -> None:
+        """Answer for so long with status 500, "error", or end the answers amid their bodies, "cut"."""
+        self.kind, self.until = kind, time.monotonic() + seconds
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET":
+            return self.moto(environ, start_response)
+        self.paths.append(environ["PATH_INFO"])
+        failure = self.kind if time.monotonic() < self.until else ""
+        if failure == "error":
+            start_response("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
+        body = b"".join(self.moto(environ, start_response))
+        return [body[: len(body) // 2] if failure == "cut" else body]
+
 
 @contextlib.contextmanager
 def server() -> Iterator[Requests]:
     """Run the server with an empty bucket, and point boto3's variables at it."""
-    from moto.server import ThreadedMotoServer
-    from werkzeug.serving import WSGIRequestHandler
+    from moto.moto_server.threaded_moto_server import MotoRequestHandler
+    from werkzeug.serving import make_server
 
-    WSGIRequestHandler.disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
-    log, requests, before = logging.getLogger("werkzeug"), Requests(), os.environ.copy()
-    log.handlers, log.propagate = [requests], False
-    with contextlib.redirect_stdout(None):
-        running = ThreadedMotoServer("127.0.0.1", 0)
-        running.start()
-    log.setLevel(logging.INFO)
-    host, port = running.get_host_and_port()
-    os.environ.update(KEYS, AWS_ENDPOINT_URL=f"http://{host}:{port}")
+    MotoRequestHandler.disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    requests, before = Requests(), os.environ.copy()
+    running = make_server("127.0.0.1", 0, requests, True, request_handler=MotoRequestHandler)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    os.environ.update(KEYS, AWS_ENDPOINT_URL=f"http://127.0.0.1:{running.server_port}")
     try:
         client().create_bucket(Bucket=BUCKET)
         yield requests
     finally:
-        running.stop()
+        running.shutdown()
         os.environ.clear()
         os.environ.update(before)
 
@@ -63,8 +76,7 @@ def client():
 
 def upload(folder: Path, name: str) -> str:
     """Put the files of a folder under `name`, and return its address."""
-    s3 = client()
     for path in folder.rglob("*"):
         if path.is_file():
-            s3.put_object(Bucket=BUCKET, Key=f"{name}/{path.relative_to(folder)}", Body=path.read_bytes())
+            client().upload_file(str(path), BUCKET, f"{name}/{path.relative_to(folder)}")
     return f"s3://{BUCKET}/{name}"

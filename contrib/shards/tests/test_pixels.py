@@ -18,12 +18,10 @@ from PIL import ExifTags, Image, ImageOps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.listing import Files
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
-from contrib.shards import writer
-from contrib.shards.pixels import Pixels, as_png
+from contrib.shards.pixels import as_png
 
 SIDE = 40
 XMP = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'
@@ -151,21 +149,6 @@ def test_raw_pixels_of_smaller_images_are_pillows_from_all_places(root: Path, tm
             assert_equal(batches(there), expected_windowed)
 
 
-def test_a_making_that_is_cut_off_goes_on_with_the_same_pixels_alone(root: Path, tmp_path: Path) -> None:
-    whole = make(root, tmp_path / "whole", "--raw", f"--max_side={SIDE}")
-    source, out = open_source(str(root)), tmp_path / "cut"
-    made = writer.make(source, str(root), {"train": "train", "val": "val"}, out, 3, 0, Pixels(SIDE, raw=True))
-    next(made)
-    made.close()
-    for other in ([], ["--raw"], [f"--max_side={SIDE}"], ["--raw", f"--max_side={SIDE}", "--background=black"]):
-        with pytest.raises(SystemExit):
-            make(root, out, *other)
-    make(root, out, "--raw", f"--max_side={SIDE}")
-    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*.*")} == {
-        path.relative_to(whole): path.read_bytes() for path in whole.rglob("*.*")
-    }
-
-
 def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Path, tmp_path: Path) -> None:
     whole, small = module(make(root, tmp_path / "whole")), module(make(root, tmp_path / "small", f"--max_side={SIDE}"))
     assert whole.state_dict() == module(root).state_dict()
@@ -177,12 +160,8 @@ def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Pat
         small.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("backend", ["auto", "timm"])
-@pytest.mark.parametrize("options", [["--raw"], []])
-def test_a_failing_disk_ends_the_run_in_one_line(
-    options: list[str], backend: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = module(make(root, tmp_path / "shards", *options), backend=backend)
+def test_a_failing_disk_ends_the_run_in_one_line(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = module(make(root, tmp_path / "shards"))
 
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -226,10 +205,3 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
     for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
         assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()
         file.seek(0)
-
-
-def test_an_image_that_cannot_be_read_is_refused_by_name_as_pixels_too(tmp_path: Path) -> None:
-    path = tmp_path / "x.png"
-    Image.new("RGB", (16, 16)).save(path, "TGA")
-    with pytest.raises(UserError, match="cannot read the image"):
-        load_rgb(BytesIO(writer.encoded(Files([(str(path), 0)]), 0, Pixels(raw=True))[0]), str(path))

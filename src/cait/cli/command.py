@@ -89,7 +89,8 @@ def main(
         if os.environ.get(TRACEBACK):
             traceback.print_exception(error)
         print(f"cait: error: {printable(line)}", file=sys.stderr, flush=True)
-        raise SystemExit(1 if OTHER_ENDED in line and program.processes.started() > 1 else 2) from None
+        status = error.status if isinstance(error, UserError) else UserError.status
+        raise SystemExit(1 if OTHER_ENDED in line and program.processes.started() > 1 else status) from None
 
 
 def _print_any_name() -> None:
