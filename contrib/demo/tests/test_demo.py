@@ -137,16 +137,6 @@ def runtime_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / web_runtime.TARBALL
 
 
-def test_a_runtime_that_is_no_package_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(b"no archive")
-    with pytest.raises(UserError) as error:
-        web_runtime.files(tmp_path / "bad.png")
-    assert str(error.value).startswith(
-        f"{tmp_path / 'bad.png'} is not the package {web_runtime.PACKAGE}: it is no .tgz"
-    )
-    assert "\n" not in str(error.value)
-
-
 def test_the_folder_holds_all_that_the_page_needs(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,9 +281,10 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
     with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
         web_runtime.files(here / "data")
     tarball = folder.parent / web_runtime.TARBALL
-    tarball.write_bytes(tarball.read_bytes()[:-40])
-    with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
-        web_runtime.files(tarball)
+    for content, words in ((tarball.read_bytes()[:-40], ""), (b"no archive", "it is no .tgz")):
+        tarball.write_bytes(content)
+        with pytest.raises(UserError, match=f"is not the package {web_runtime.PACKAGE}: {words}"):
+            web_runtime.files(tarball)
     Path("site").mkdir()
     Path("site/index.html").write_text("mine")
     with pytest.raises(SystemExit):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, Cait, checkpoint, slow, start
+from harness import SMALL, Cait, slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from networks import needs_a_compiler, network
 from networks import step as one_step
 from recorder import StepRecorder
-from runs import TWO, assert_same, wait_for_steps
+from runs import TWO, assert_same
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -348,30 +348,6 @@ def test_on_two_processes_the_figures_are_those_of_the_whole_step(cait: Cait, tm
         assert got[step].keys() == wanted.keys()
         for key, value in wanted.items():
             assert got[step][key] == close(value, name=key[-1]), (step, key)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], TWO, ["--model.compile=true"]], ids=["one", "two", "compiled"])
-def test_a_watched_run_that_is_killed_and_resumed_is_one_that_is_not_watched(
-    more: list[str], cait: Cait, tmp_path: Path
-) -> None:
-    recipe = [*RECIPE, *more]
-    off = [word for word in recipe if "--trainer.callbacks" not in word]
-    for words, name in ((recipe, "whole"), (off, "off")):
-        done = cait(*words, f"--run_name={name}")
-        assert done.returncode == 0, done.stdout + done.stderr
-    whole, cut = tmp_path / "logs/whole", tmp_path / "logs/cut"
-    job = start(tmp_path, *recipe, "--run_name=cut")
-    wait_for_steps(cut, 4, job)
-    job.kill()
-    job.communicate()
-    assert checkpoint(cut)["global_step"] < 10
-    done = cait("resume", "cut")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(figures(cut)) == [2, 5, 8]
-    assert (cut / "monitor.csv").read_text() == (whole / "monitor.csv").read_text()
-    assert_same(cut, whole)
-    assert_same(whole, tmp_path / "logs/off")
 
 
 @needs_a_compiler
