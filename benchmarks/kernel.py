@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cait.model.attention import backend_named, merge_heads, scaled_product
+from cait.model.attention import backend_named, merge_heads
+from cait.model.recompute import scaled_product
 from contrib.fused import attention, kernels
 from contrib.fused.attention import heads_first, padded
 

@@ -25,10 +25,7 @@ class WithSaliency(nn.Module):
     @classmethod
     def around(cls, network: nn.Module) -> nn.Module:
         """The network with its saliency, or as it is if it has no class token to ask."""
-        cait = network if isinstance(network, CaiT) else None
-        if cait is None or cait.config.global_pool != "token" or len(cait.blocks_token_only) == 0:
-            return network
-        return cls(cait)
+        return cls(network) if isinstance(network, CaiT) and len(network.blocks_token_only) else network
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         maps: list[Tensor] = []

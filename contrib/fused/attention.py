@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from cait.model.attention import no_autocast, scaled_product
+from cait.model.recompute import no_autocast, scaled_product
 from contrib.fused import kernels
 
 

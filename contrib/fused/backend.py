@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from cait.errors import UserError
-from cait.model.attention import reference
 
 
 def fused(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]. Raises UserError where it cannot run."""
-    if torch.compiler.is_exporting() or qkv.is_meta:
-        return reference(qkv, weight_l, bias_l, weight_w, bias_w, scale)
     if reason := _refusal(qkv.device.type, qkv.dtype, qkv.shape[3]):
         raise UserError(f"the fused attention needs {reason}")
     from contrib.fused import attention

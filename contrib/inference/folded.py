@@ -31,8 +31,8 @@ PART = 2**20
 def fold(network: nn.Module, portable: bool = False) -> nn.Module:
     """Fold each CaiT in a network that is in evaluation. It changes the network; take the one that it returns.
 
-    A subclass of CaiT, which may read what is folded away, and weights in float16, where γW would vanish, stay as
-    they are.
+    A subclass of CaiT, as the paper's ablations, which may read what is folded away, and weights in float16, where γW
+    would vanish, stay as they are.
 
     Args:
         network: images [B, C, S, S] to logits [B, num_classes].
@@ -62,13 +62,11 @@ def can_pack(weights: Tensor) -> bool:
 
 def _folded_form(part: nn.Module, portable: bool, packed: bool) -> nn.Module | None:
     """What takes the place of a part of the network, or None."""
-    if isinstance(part, ClassAttention) and not part.cosine:
+    if isinstance(part, ClassAttention):
         return AbsorbedAttention(part)
-    if isinstance(part, SelfAttention) and part.talking_heads and not part.cosine and (portable or packed):
+    if isinstance(part, SelfAttention) and (portable or packed):
         return TalkingHeads(part, packed)
-    if isinstance(part, Mlp) and packed and isinstance(part.act, nn.GELU):
-        return PackedMlp(part)
-    return None
+    return PackedMlp(part) if isinstance(part, Mlp) and packed else None
 
 
 def _fold_weights(cait: CaiT) -> None:
@@ -76,24 +74,15 @@ def _fold_weights(cait: CaiT) -> None:
     for block in [*cait.blocks, *cait.blocks_token_only]:
         attn, mlp = block.attn, block.mlp
         readers = [attn.qkv] if isinstance(attn, SelfAttention) else [attn.q, attn.k, attn.v]
-        for name, linears in (("bias_qkv", readers), ("bias_proj", [attn.proj])):
-            _fold_bias(attn, name, linears)
-        if hasattr(mlp.bias_act, "bias"):
-            mlp.fc1.bias = _fixed(mlp.fc1.bias + mlp.bias_act.bias)
-            mlp.bias_act = nn.Identity()
-        for name, linear in (("bias_fc1", mlp.fc1), ("bias_fc2", mlp.fc2)):
-            _fold_bias(mlp, name, [linear])
         _fold_norm(block, "norm1", readers)
         _fold_norm(block, "norm2", [mlp.fc1])
         for name, linear in (("gamma_1", attn.proj), ("gamma_2", mlp.fc2)):
-            if (gamma := getattr(block, name)) is not None:
-                _scale(linear, gamma)
-                setattr(block, name, None)
-        if not attn.cosine:
-            scales = torch.ones_like(readers[0].bias)
-            scales[: attn.proj.in_features] = attn.scale
-            _scale(readers[0], scales)
-            attn.scale = 1.0
+            _scale(linear, getattr(block, name))
+            setattr(block, name, None)
+        scales = torch.ones_like(readers[0].bias)
+        scales[: attn.proj.in_features] = attn.scale
+        _scale(readers[0], scales)
+        attn.scale = 1.0
     _fold_norm(cait, "norm", [cait.head])
 
 
@@ -108,21 +97,9 @@ def _fold_norm(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
     for linear in readers:
         if linear.bias is None:
             linear.bias = _fixed(linear.weight.new_zeros(linear.out_features))
-        if isinstance(norm, nn.LayerNorm):
-            linear.bias = _fixed(linear.bias + linear.weight @ norm.bias)
-            linear.weight = _fixed(linear.weight * norm.weight)
-    if isinstance(norm, nn.LayerNorm):
-        setattr(owner, name, nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False))
-
-
-def _fold_bias(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
-    """W(x + β) + b = Wx + (b + Wβ), for Fixup's scalar β."""
-    if (beta := getattr(getattr(owner, name), "bias", None)) is None:
-        return
-    for linear in readers:
-        added = beta * linear.weight.sum(dim=1)
-        linear.bias = _fixed(added if linear.bias is None else linear.bias + added)
-    setattr(owner, name, nn.Identity())
+        linear.bias = _fixed(linear.bias + linear.weight @ norm.bias)
+        linear.weight = _fixed(linear.weight * norm.weight)
+    setattr(owner, name, nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False))
 
 
 def _fixed(values: Tensor) -> nn.Parameter:
@@ -168,7 +145,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedMlp(nn.Module):
-    """`cait.model.cait.Mlp` with GELU and without γ."""
+    """`cait.model.cait.Mlp` without γ."""
 
     def __init__(self, mlp: Mlp) -> None:
         super().__init__()
@@ -179,7 +156,7 @@ class PackedMlp(nn.Module):
 
 
 class TalkingHeads(nn.Module):
-    """`cait.model.attention.SelfAttention` with talking heads, without γ and without a backward pass."""
+    """`cait.model.attention.SelfAttention` without γ and without a backward pass."""
 
     def __init__(self, attn: SelfAttention, packed: bool) -> None:
         super().__init__()
@@ -209,7 +186,7 @@ class AbsorbedAttention(nn.Module):
 
     def __init__(self, attn: ClassAttention) -> None:
         super().__init__()
-        self.cls_in_keys, self.q = attn.cls_in_keys, attn.q
+        self.q = attn.q
         by_head = (attn.num_heads, -1, attn.q.in_features)  # [h, k, d]
         self.keys, self.values = (_fixed(layer.weight.view(by_head)) for layer in (attn.k, attn.v))
         self.proj = attn.proj
@@ -218,14 +195,11 @@ class AbsorbedAttention(nn.Module):
     def forward(self, z: Tensor, gamma: None = None) -> Tensor:
         """[B, T + N, d] to [B, T, d]"""
         maps = self.maps(z)
-        means = (maps.flatten(1, 2) @ self._read(z)).unflatten(1, maps.shape[1:3])  # [B, h, T, d]
+        means = (maps.flatten(1, 2) @ z).unflatten(1, maps.shape[1:3])  # [B, h, T, d]
         return self.proj(merge_heads(means @ self.values.transpose(1, 2)))
 
     def maps(self, z: Tensor) -> Tensor:
         """The weights of the tokens, [B, h, T, keys]."""
         q = self.q(z[:, :1]).unflatten(-1, (len(self.keys), -1)).transpose(1, 2)  # [B, h, T, k]
         asked = q @ self.keys  # [B, h, T, d]
-        return (asked.flatten(1, 2) @ self._read(z).transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)
-
-    def _read(self, z: Tensor) -> Tensor:
-        return z if self.cls_in_keys else z[:, 1:]
+        return (asked.flatten(1, 2) @ z.transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)

@@ -74,7 +74,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     def add(block: Block, x: Tensor, y: Tensor, sample: None = None) -> Tensor:
         norm = _norms(x)
         found.append((_norms(y) / norm, norm / x[0].numel() ** 0.5))
-        return Block.add(block, x, y, sample)
+        return type(block).add(block, x, y, sample)
 
     if not isinstance(network, CaiT):
         return []

@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from cait.errors import UserError
-from cait.model.attention import precise
+from cait.model.network import precise
 from cait.train.losses import BinaryCrossEntropy
 from cait.train.module import CaiTModule, whole_tensor
 

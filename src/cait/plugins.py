@@ -28,7 +28,8 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
-    "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
+    "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields are settings of "data" or "model"; '
+    'or {"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
@@ -140,7 +141,7 @@ def settings() -> list[Setting]:
 
 
 def groups(part: str) -> list[type]:
-    """The dataclasses whose fields extras add to the settings of the data module, "data", or of the "model"."""
+    """The dataclasses whose fields extras add to the settings of "data" or "model", or to CaiT's "fields"."""
     return [references.locate(added[part]) for added in of_kind("GROUPS") if part in added]
 
 

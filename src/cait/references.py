@@ -8,6 +8,8 @@ from typing import Any
 
 from cait.errors import UserError, did_you_mean, said
 
+TIMM = "timm/"
+"""Before the name of a network of timm's."""
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 

@@ -556,6 +556,7 @@ def test_a_setting_that_a_later_one_leaves_without_use_is_named(run: Run, caplog
 def test_the_tables_have_every_setting(run: Run) -> None:
     known = {*run()._parser("fit").get_defaults().keys()} - {"config"}
     assert known == LISTED.keys()
-    assert {field.name for field in dataclasses.fields(CaiTConfig)} == {*FIELDS, *LINKED, "drop_path_rate"}
+    fields = {field.name for kind in (CaiTConfig, *plugins.groups("fields")) for field in dataclasses.fields(kind)}
+    assert fields == {*FIELDS, *LINKED, "drop_path_rate"}
     for name in sorted(known):
         print(f"{name:40} {LISTED[name]}")

@@ -13,8 +13,8 @@ from networks import needs_a_compiler, network, saved_bytes, step
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cait import create_model
 from cait.model.cait import CaiT
-from cait.model.network import create_model
 from cait.model.residual import draw_samples
 from cait.train.callbacks import EMA
 from cait.train.metrics import EvalMetrics

@@ -1,23 +1,17 @@
-"""The network against timm's, which loads the released weights; the ten models, the stems and the ablations."""
+"""The network against timm's, which loads the released weights; the ten models."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import timm
-import timm.models.xcit
 import torch
 from harness import slow
-from networks import DEIT_S, step
 from timm.models.cait import ClassAttn
-from torch import nn
 
 import cait
+from cait import plugins
 from cait.errors import UserError
-from cait.model.cait import CaiT
 from cait.model.residual import scaled_linear
-from cait.model.weights import load_weights
 
 # At 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -133,16 +127,15 @@ def test_wrong_image_size_is_told() -> None:
         model(torch.zeros(1, 3, 48, 48))
 
 
-@pytest.mark.parametrize("fields", [{}, {"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}])
-def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> None:
+def test_the_maps_on_request_are_those_that_weigh_the_values() -> None:
     torch.manual_seed(0)
-    model = cait.create_model("xxs24", 32, depth=1, embed_dim=48, patch_size=8, **fields).eval()
+    model = cait.create_model("xxs24", 32, depth=1, embed_dim=48, patch_size=8).eval()
     attn, class_attn = model.blocks[0].attn, model.blocks_token_only[0].attn
     x = torch.randn(2, 16, 48)
     v = attn.qkv(x).view(2, 16, 3, 4, 12)[:, :, 2].transpose(1, 2)
     torch.testing.assert_close(attn.proj((attn.maps(x) @ v).transpose(1, 2).flatten(2)), attn(x))
     z = torch.randn(2, 17, 48)
-    v = class_attn.v(z if class_attn.cls_in_keys else z[:, 1:]).unflatten(-1, (4, 12)).transpose(1, 2)
+    v = class_attn.v(z).unflatten(-1, (4, 12)).transpose(1, 2)
     torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
 
 
@@ -170,117 +163,6 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
 
 
 SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10, drop_path_rate=0.0)
-SHALLOW: dict = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "timms"),
-    [
-        (dict(class_token_at=0), {}),
-        (dict(global_pool="avg"), dict(global_pool="avg", class_token=False, fc_norm=False)),
-    ],
-)
-def test_deit_falls_out(fields: dict, timms: dict) -> None:
-    torch.manual_seed(0)
-    theirs = timm.create_model("deit_small_patch16_224", **timms).eval()
-    ours = cait.create_model(**DEIT_S, **fields).eval()
-    ours.load_state_dict(theirs.state_dict(), strict=True)
-    images = torch.randn(2, 3, 224, 224)
-    with torch.no_grad():
-        assert (theirs(images) - ours(images)).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(residual="rezero"),
-        dict(residual="skipinit"),
-        dict(residual="fixup"),
-        dict(layer_scale_init=0.0),
-    ],
-    ids=str,
-)
-def test_these_start_as_the_identity(fields: dict) -> None:
-    torch.manual_seed(0)
-    model = cait.create_model(**SMALL, depth=3, **fields)
-    x = torch.randn(2, 4, 32)
-    assert torch.equal(model.blocks(x), x)
-    cls = torch.randn(2, 1, 32)
-    assert torch.equal(model.blocks_token_only[0](x, cls), cls)
-    if fields.get("residual") == "fixup":
-        assert not model(torch.randn(2, 3, 32, 32)).any()  # and the classifier at 0
-
-
-@pytest.mark.parametrize("residual", ["layerscale", "scalar"])
-def test_epsilon_scales_each_branch(residual: str) -> None:
-    torch.manual_seed(0)
-    block = cait.create_model(**SMALL, depth=36, residual=residual).blocks[0]
-    x = torch.randn(2, 4, 32, dtype=torch.float64)
-    block.double()
-    middle = x + 1e-6 * block.attn(block.norm1(x))
-    expected = middle + 1e-6 * block.mlp(block.norm2(middle))
-    assert torch.allclose(block(x), expected, rtol=0, atol=1e-12)
-    assert not torch.equal(block(x), x)
-
-
-def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
-    torch.manual_seed(0)
-    fields = SMALL | dict(embed_dim=128, depth=8, talking_heads=False)
-    plain = cait.create_model(**fields, residual="plain")
-    fixup = cait.create_model(**fields, residual="fixup")
-    branches = 2 * (8 + 2)
-    for name in ("attn.qkv", "mlp.fc1"):
-        weight, reference = (model.blocks[3].get_submodule(name).weight for model in (fixup, plain))
-        assert weight.std().item() == pytest.approx(reference.std().item() * branches**-0.5, rel=0.05)
-    for name in ("attn.proj", "mlp.fc2"):
-        assert not fixup.blocks[3].get_submodule(name).weight.any()
-    extra = set(fixup.state_dict()) - set(plain.state_dict())
-    biases = {"attn.bias_qkv", "attn.bias_proj", "mlp.bias_fc1", "mlp.bias_act", "mlp.bias_fc2"}
-    assert {name.removeprefix("blocks.3.") for name in extra if name.startswith("blocks.3.")} == (
-        {f"{name}.bias" for name in biases} | {"gamma_1", "gamma_2"}
-    )
-
-    t_fixup = cait.create_model(**fields, residual="t-fixup")
-    factor = 0.67 * 10**-0.25
-    xavier = (2 / (128 + 128)) ** 0.5
-    q, k, v = t_fixup.blocks[3].attn.qkv.weight.chunk(3)
-    assert q.std().item() == pytest.approx(xavier, rel=0.05)
-    assert k.std().item() == pytest.approx(xavier, rel=0.05)
-    assert v.std().item() == pytest.approx(xavier * factor, rel=0.05)
-    assert t_fixup.blocks[3].mlp.fc1.weight.std().item() == pytest.approx((2 / 640) ** 0.5 * factor, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(residual="none"),
-        dict(norm="batchnorm"),
-        dict(act="leaky_relu"),
-        dict(attention="cosine"),
-        dict(cls_in_keys=False),
-        dict(layer_scale_token_only=False),
-        dict(class_token_at=1),
-        dict(class_token_at=1, depth_token_only=0),
-        dict(num_heads=32),
-        dict(residual="fixup", talking_heads=False),
-        dict(residual="t-fixup"),
-        dict(residual="fixup", norm="batchnorm", attention="cosine"),
-    ],
-    ids=str,
-)
-def test_every_choice_takes_a_step(fields: dict) -> None:
-    torch.manual_seed(0)
-    model = cait.create_model(**(SMALL | dict(depth=3) | fields))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
-    losses = []
-    for _ in range(8):
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
 
 
 def test_class_attention_is_timms() -> None:
@@ -295,23 +177,13 @@ def test_class_attention_is_timms() -> None:
     assert torch.allclose(block(z[:, 1:], z[:, :1]), expected, rtol=0, atol=1e-12)
 
 
-def test_cosine_scores() -> None:
-    torch.manual_seed(0)
-    attention = cait.create_model(**SMALL, depth=1, attention="cosine", talking_heads=False).blocks[0].attn
-    x = torch.randn(2, 5, 32)
-    q, k, v = attention.qkv(x).reshape(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)
-    maps = torch.nn.functional.cosine_similarity(q[:, :, :, None], k[:, :, None], dim=-1).softmax(-1)
-    assert torch.allclose(attention(x), attention.proj((maps @ v).transpose(1, 2).flatten(2)), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (dict(stem="cnv"), "stem must be one of patch, conv, pooled, got 'cnv'"),
-        (dict(talking_heads="yes"), "true or false"),
-        (dict(class_token_at=24), "one of the 24 blocks"),
+        (dict(drop_path_mode="msk"), "drop_path_mode must be one of mask, skip, got 'msk'"),
+        (dict(qkv_bias="yes"), "true or false"),
+        (dict(depth_token_only=0), "depth_token_only must be at least 1, got 0"),
         (dict(layer_scale_init="1e-5"), "layer_scale_init must be a number"),
-        (dict(global_pool="avg"), "depth_token_only must be 0"),
         (dict(depht=3), "did you mean depth"),
         (dict(img_size=225), "multiple of patch_size"),
         (dict(num_heads=5), "multiple of num_heads"),
@@ -327,61 +199,10 @@ def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:
         cait.create_model("xxl")
 
 
-def with_stem(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object) -> CaiT:
-    torch.manual_seed(0)
-    return cait.create_model("xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **(SHALLOW | fields))
-
-
-@pytest.mark.parametrize(("img_size", "patch_size"), [(16, 4), (28, 14), (20, 5), (4, 1)])
-def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
-    images = torch.randn(2, 1, img_size, img_size)
-    for stem in ("conv", "pooled", "patch"):
-        model = with_stem(img_size, patch_size, stem, in_chans=1)
-        assert model.patch_embed(images).shape == (2, model.config.num_patches, 32)
-        assert model.patch_embed(images).is_contiguous()
-        step(model, images, 0)
-        assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
-
-
-@pytest.mark.parametrize(("patch_size", "widths"), [(16, (16, 16, 32, 64)), (4, (32, 64))])
-def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_size: int, widths: tuple) -> None:
-    stem = with_stem(64, patch_size, "pooled", embed_dim=64).patch_embed
-    expected, before = nn.Sequential(), 3
-    for width in widths:
-        is_first = before == 3
-        expected.extend(
-            [nn.Conv2d(before, width, 3, 2 if is_first else 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-        )
-        expected.extend([] if is_first else [nn.MaxPool2d(2)])
-        before = width
-    expected.append(nn.Conv2d(64, 64, 1))
-    expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
-    images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
-
-
-@pytest.mark.parametrize("patch_size", [8, 16])
-def test_the_convolutions_of_a_stem_are_those_of_timms_xcit(patch_size: int) -> None:
-    """XCiT has them without the ReLU and the projection at the end."""
-    stem = with_stem(64, patch_size, embed_dim=64).patch_embed
-    theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
-    kinds = nn.Conv2d, nn.BatchNorm2d
-    layers = [[m for m in part.modules() if isinstance(m, kinds)] for part in (stem.layers, theirs)]
-    for ours, their in zip(*layers, strict=True):
-        their.load_state_dict(ours.state_dict())
-    images = torch.randn(2, 3, 64, 64)
-    for training in (True, False):  # in evaluation with the statistics of the pass before
-        ours, their = stem.train(training).layers(images), theirs.train(training)(images)[0]
-        torch.testing.assert_close(ours.flatten(2).transpose(1, 2), their.relu())
-
-
-def test_the_weights_of_a_stem_fit_another_resolution_and_no_other_stem(tmp_path: Path) -> None:
-    model, path = with_stem(), tmp_path / "conv.pth"
-    torch.save(model.state_dict(), path)
-    larger = with_stem(48)
-    assert load_weights(larger, path) == ["positions resized from 16 to 36 patches"]
-    for name, weight in model.patch_embed.state_dict().items():
-        assert torch.equal(larger.patch_embed.state_dict()[name], weight)
-    for other, stem in ((with_stem(stem="patch"), "patch"), (with_stem(patch_size=4), "conv")):
-        with pytest.raises(UserError, match=f"its stem or patch_size is another; this one's stem is {stem}"):
-            load_weights(other, path)
+@pytest.mark.parametrize(("field", "extra"), [("residual", "paper"), ("stem", "recipe")])
+def test_a_field_of_an_extra_that_is_not_here_is_told(field: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "extras", dict)
+    with pytest.raises(UserError, match=f"the model field '{field}' is of the extra `{extra}`, which is not here"):
+        cait.create_model("xxs24", **{field: "plain"})
+    with pytest.raises(UserError, match="unknown model field 'residal'; choose from attention_backend, depth"):
+        cait.create_model("xxs24", residal="plain")

@@ -10,7 +10,9 @@ from attention_cases import DEVICE, attention_case, attention_results
 from networks import saved_bytes
 from torch import Tensor
 
-from cait.model.attention import TalkingHeads, backend_named
+from cait.model.attention import SelfAttention, backend_named
+from cait.model.config import CaiTConfig
+from cait.model.recompute import TalkingHeads
 
 
 def errors(case: list[Tensor], backend: str) -> list[float]:
@@ -49,10 +51,9 @@ def test_recomputing_attention_passes_gradcheck() -> None:
 
 
 def test_what_has_no_numbers_takes_the_plain_operations() -> None:
-    case = attention_case(2, 5, torch.float32)[:5]
-    case[0].requires_grad_()
-    assert backend_named("recompute")(*case, 0.5).grad_fn.name() == "TalkingHeadsBackward"
-    assert "TalkingHeads" not in backend_named("recompute")(*(part.to("meta") for part in case), 0.5).grad_fn.name()
+    attention, qkv = SelfAttention(CaiTConfig()), attention_case(4, 5, torch.float32)[0].cpu().requires_grad_()
+    assert attention.attend_by_backend(qkv).grad_fn.name() == "TalkingHeadsBackward"
+    assert "TalkingHeads" not in attention.to("meta").attend_by_backend(qkv.to("meta")).grad_fn.name()
 
 
 def test_recomputing_keeps_one_map() -> None:

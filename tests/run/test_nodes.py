@@ -27,7 +27,6 @@ from same import same
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
-from cait.model.network import create_model
 from cait.run import program
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.run.program import Processes
@@ -158,25 +157,6 @@ def test_a_link_to_an_empty_folder_stays(tmp_path: Path) -> None:
     lock.roll_back()
     assert (tmp_path / "run").is_symlink()
     assert not any((tmp_path / "disk").iterdir())
-
-
-def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
-    torch.manual_seed(0)
-    model = create_model("xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm").train()
-    images = torch.randn(4, 3, 32, 32)
-    expected = model(images)
-    states = {key: value.clone() for key, value in model.state_dict().items()}
-    model.load_state_dict({key: torch.zeros_like(v) if "running" in key else v for key, v in states.items()})
-    synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    norms = [part for part in synced.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
-    assert norms
-    assert all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
-    assert synced.state_dict().keys() == states.keys()
-    for norm in norms:
-        norm.reset_running_stats()
-    torch.testing.assert_close(synced(images), expected)  # without other processes it is torch's batch norm
-    for key, value in synced.state_dict().items():
-        torch.testing.assert_close(value, states[key])
 
 
 @pytest.fixture(scope="module")

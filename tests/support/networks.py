@@ -7,23 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cait import create_model
+from cait import create_model, plugins
 from cait.model.cait import CaiT
 
+needs_ablations = pytest.mark.skipif("paper" not in plugins.extras(), reason="the extra has the paper's ablations")
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 
 DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
 TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)
-UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
-DEIT_S = dict(
-    name="s24",
-    depth=12,
-    num_heads=6,
-    talking_heads=False,
-    residual="plain",
-    depth_token_only=0,
-    drop_path_rate=0.0,
-)
 
 
 def network(mode: str = "skip", drop_path_rate: float = 0.3) -> CaiT:

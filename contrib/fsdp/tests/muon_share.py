@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
-from cait.model.network import create_model
+from cait import create_model
 from cait.train.module import whole_tensor
 from cait.train.optim import OptimizerSettings
 from contrib.fsdp.strategy import shard

@@ -20,8 +20,7 @@ from cait import cores
 from cait.data.dataset import EvalImages, Samples
 from cait.data.reading import UnreadableImages
 from cait.errors import UserError
-from cait.model.cait import in_evaluation
-from cait.model.network import logits_of
+from cait.model.network import in_evaluation, logits_of
 from cait.model.weights import classifiers
 
 BATCH = 64

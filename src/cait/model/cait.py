@@ -1,29 +1,58 @@
 """The whole network, top to bottom.
 
 Parameter names, order and shapes are those of timm's `cait_*` and of the released weights, so either loads
-as it is. Shapes: B images, N patches, d = embed_dim.
+as it is. Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from cait import references
 from cait.errors import UserError
-from cait.model import residual
 from cait.model.attention import ClassAttention, SelfAttention
-from cait.model.config import CaiTConfig
-from cait.model.residual import Sample, scalar_bias, scaled_linear
+from cait.model.config import CaiTConfig, variant_config
+from cait.model.network import in_evaluation
+from cait.model.residual import DropPath, Sample, draw_samples, sampled, sampled_scale, scaled_linear
+
+
+def create_model(
+    name: str,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    drop_path_rate: float | None = None,
+    *,
+    pretrained: bool = False,
+    **fields: Any,
+) -> CaiT:
+    """Build one of the paper's ten models, xxs24 to m48, with fresh weights.
+
+    Args:
+        img_size: side of the square input in pixels, a multiple of the patch size.
+        drop_path_rate: stochastic depth; None takes the paper's rate for this model.
+        pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
+        fields: any other field of `cait.model.config.CaiTConfig`, or of an extra.
+
+    Raises:
+        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
+    """
+    sizes = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate)
+    config = variant_config(name, **sizes, **fields)
+    model = references.locate(config.network)(config)
+    if pretrained:
+        from cait.model.weights import load_pretrained
+
+        load_pretrained(model, name)
+    return model
 
 
 class PatchEmbed(nn.Module):
-    """Cut the image into patches and project each: the paper's stem."""
+    """Cut the image into patches and project each: [B, C, S, S] to [B, N, d]."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
@@ -33,111 +62,64 @@ class PatchEmbed(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
 
-class ConvStem(nn.Module):
-    """3×3 convolutions that halve the sides, then a projection to d channels. It is not the CaiT paper's.
-
-    It is that of "Early Convolutions Help Transformers See Better", Xiao et al., arXiv 2106.14881. patch_size is
-    2^k · f with f odd. There are k convolutions, whose channels double up to d, and the projection is f×f with stride
-    f: 1×1 for a power of two, as in their paper. An odd patch_size has one convolution of d / 4 channels, which keeps
-    the sides. Batch norm and ReLU follow each convolution.
-
-    The stem "pooled" convolves with stride 1 from the second on, with at least d / 4 channels, and halves by pooling.
-    """
-
-    def __init__(self, config: CaiTConfig) -> None:
-        super().__init__()
-        pools = config.stem == "pooled"
-        d, factor, halvings = config.embed_dim, config.patch_size, 0
-        while factor % 2 == 0:
-            factor, halvings = factor // 2, halvings + 1
-        layers, channels = list[nn.Module](), config.in_chans
-        for above in reversed(range(halvings)) if halvings else [2]:
-            is_pooled = pools and bool(layers)
-            width = max(1, d // 2 ** (min(above, 2) if pools else above))
-            stride = 2 if halvings and not is_pooled else 1
-            layers += [nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-            if is_pooled:
-                layers.append(nn.MaxPool2d(2))
-            channels = width
-        self.layers = nn.Sequential(*layers)
-        self.project = nn.Conv2d(channels, d, factor, stride=factor)
-
-    def forward(self, images: Tensor) -> Tensor:
-        # With the channels last, convolutions are faster on a CPU, and the tokens need no copy.
-        images = images.contiguous(memory_format=torch.channels_last)
-        return self.project(self.layers(images)).flatten(2).transpose(1, 2).contiguous()
-
-
-def norm_layer(config: CaiTConfig) -> nn.Module:
-    return nn.BatchNorm1d(config.embed_dim) if config.norm == "batchnorm" else nn.LayerNorm(config.embed_dim, eps=1e-6)
-
-
-def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """`norm` over the channels of tokens [B, N, d]. A batch norm, SyncBatchNorm included, takes [B, d, N]."""
-    return norm(x.transpose(1, 2)).transpose(1, 2) if isinstance(norm, _BatchNorm) else norm(x)
-
-
 class Mlp(nn.Module):
-    """The feed-forward branch: d to mlp_ratio · d to d with an activation between."""
+    """The feed-forward branch, for each token alone: d to mlp_ratio · d, GELU, and back to d."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         d, hidden = config.embed_dim, int(config.embed_dim * config.mlp_ratio)
-        self.bias_fc1, self.bias_act, self.bias_fc2 = (scalar_bias(config) for _ in range(3))
         self.fc1 = nn.Linear(d, hidden)
-        self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
-        self.gelu_in_fc2 = config.act == "gelu" and config.residual != "fixup"  # nothing stands between the two
         self.fc2 = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
-        """γ · mlp(x); no γ means 1."""
-        if self.gelu_in_fc2:
-            return scaled_linear(self.fc2, self.fc1(x), gamma, gelu=True)
-        hidden = self.act(self.bias_act(self.fc1(self.bias_fc1(x))))
-        return scaled_linear(self.fc2, self.bias_fc2(hidden), gamma)
+        """γ · mlp(x) for x [B, N, d] and γ [d]; no γ means 1."""
+        return scaled_linear(self.fc2, self.fc1(x), gamma, gelu=True)
 
 
 class Block(nn.Module):
-    """The base of both kinds of block: two residual branches, attention and feed-forward."""
+    """The base of both kinds of block: two residual branches, attention and feed-forward, each with its γ."""
 
-    def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float, scaled: bool = True) -> None:
+    def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float) -> None:
         super().__init__()
-        self.gamma_1, self.gamma_2 = (residual.residual_scale(config) if scaled else None for _ in range(2))
-        self.norm1 = norm_layer(config)
+        self.gamma_1, self.gamma_2 = (self.layer_scale(config) for _ in range(2))
+        self.norm1 = layer_norm(config)
         self.attn = attn
-        self.skip = config.residual != "none"
-        self.drop_path = residual.DropPath(drop_path_rate, config.drop_path_mode if self.skip else "mask")
-        self.norm2 = norm_layer(config)
-        self.mlp = Mlp(config)
+        self.drop_path = DropPath(drop_path_rate, config.drop_path_mode)
+        self.norm2 = layer_norm(config)
+        self.mlp: nn.Module = Mlp(config)
         self.run: Callable[..., Tensor] = type(self).body
         """`body`, or its compiled form. It takes the block as an argument, so a copied block runs its own weights."""
+
+    def layer_scale(self, config: CaiTConfig) -> nn.Parameter | None:
+        """γ of a branch at its start, [d] at ε."""
+        return nn.Parameter(torch.full((config.embed_dim,), config.epsilon))
 
     def body(self, *args: Any) -> Tensor:
         raise NotImplementedError
 
     def add(self, x: Tensor, y: Tensor, sample: Sample = None) -> Tensor:
-        """x + drop_path(y). With a sample, y [images in the sample, ...] is scaled already."""
-        if sample is not None:
-            return x.index_add(0, sample[0], y.to(x.dtype))
-        y = self.drop_path(y)
-        return x + y if self.skip else y
+        """x + drop_path(y), for x and y [B, N, d]; with a sample y is [kept, N, d], and scaled already."""
+        return x + self.drop_path(y) if sample is None else x.index_add(0, sample[0], y.to(x.dtype))
+
+
+def layer_norm(config: CaiTConfig) -> nn.Module:
+    return nn.LayerNorm(config.embed_dim, eps=1e-6)
 
 
 class SelfAttentionBlock(Block):
-    """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
+    """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens x [B, N, d]."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config, SelfAttention(config), config.drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
-        return self.run(self, x, *(samples or residual.draw_samples([self.drop_path] * 2, x)))
+        return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        gamma_1 = residual.sampled_scale(self.gamma_1, sample_1)
-        gamma_2 = residual.sampled_scale(self.gamma_2, sample_2)
-        x = self.add(x, self.attn(normed(self.norm1, residual.sampled(x, sample_1)), gamma_1), sample_1)
-        return self.add(x, self.mlp(normed(self.norm2, residual.sampled(x, sample_2)), gamma_2), sample_2)
+        gamma_1, gamma_2 = sampled_scale(self.gamma_1, sample_1), sampled_scale(self.gamma_2, sample_2)
+        x = self.add(x, self.attn(self.norm1(sampled(x, sample_1)), gamma_1), sample_1)
+        return self.add(x, self.mlp(self.norm2(sampled(x, sample_2)), gamma_2), sample_2)
 
 
 class ClassAttentionBlock(Block):
@@ -147,37 +129,14 @@ class ClassAttentionBlock(Block):
     """
 
     def __init__(self, config: CaiTConfig) -> None:
-        super().__init__(config, ClassAttention(config), 0.0, scaled=config.layer_scale_token_only)
+        super().__init__(config, ClassAttention(config), drop_path_rate=0.0)
 
     def forward(self, x: Tensor, cls: Tensor) -> Tensor:
         return self.run(self, x, cls)
 
     def body(self, x: Tensor, cls: Tensor) -> Tensor:
-        tokens = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
-        cls = self.add(cls, self.attn(normed(self.norm1, tokens), self.gamma_1))
-        return self.add(cls, self.mlp(normed(self.norm2, cls), self.gamma_2))
-
-
-def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A block's `body`, compiled for any number of images from the first call on, and for each number of tokens.
-
-    torch compiles the first call for its size: a resumed run, which starts with another, would end with other bits. It
-    compiles anew for a size of 1, a slice's offset of 0 or 1 and a tensor given twice, until it gives up. So samples
-    get tensors of their own, and a lone image counts twice with half the factor: a batch norm's variance is smaller.
-    """
-    fast = torch.compile(body, fullgraph=True)
-
-    def own(arg: Any) -> Any:
-        if isinstance(arg, tuple):
-            indices, factor = arg
-            arg = (indices.repeat(2), factor / 2) if len(indices) == 1 else (indices.clone(), factor.detach())
-            torch._dynamo.maybe_mark_dynamic(arg[0], 0)
-        elif arg is not None:
-            torch._dynamo.maybe_mark_dynamic(arg, 0)
-            torch._dynamo.mark_static(arg, 1)  # attention is chosen by the number of tokens
-        return arg
-
-    return lambda block, *args: fast(block, *map(own, args))
+        cls = self.add(cls, self.attn(self.norm1(torch.cat((cls, x), dim=1)), self.gamma_1))
+        return self.add(cls, self.mlp(self.norm2(cls), self.gamma_2))
 
 
 class Maps(NamedTuple):
@@ -186,86 +145,91 @@ class Maps(NamedTuple):
     self_attention: list[Tensor]
     """[B, h, N, N] each, mixed over the heads."""
     class_attention: list[Tensor]
-    """[B, h, 1, 1 + N] each, the class token first; [B, h, 1, N] with `cls_in_keys` off."""
+    """[B, h, 1, 1 + N] each, the class token first."""
 
 
 class CaiT(nn.Module):
-    """Class-attention in image Transformers: images [B, in_chans, img_size, img_size] to logits [B, num_classes]."""
+    """Class-attention in image Transformers: images [B, C, S, S] to logits [B, num_classes]."""
+
+    blocks_of: tuple[Callable[..., nn.Module], ...] = (SelfAttentionBlock, ClassAttentionBlock)
+    """What makes its blocks."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         self.config = config
         self.grad_checkpointing = False
         """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
-        d = config.embed_dim
-        if config.global_pool == "token":
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
-        # A class token that is there from the first block on has a position too, as in DeiT.
-        positions = config.num_patches + (config.class_token_at == 0)
-        self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
-        self.patch_embed = PatchEmbed(config) if config.stem == "patch" else ConvStem(config)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
-        self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
-        self.norm = norm_layer(config)
+        d, (block, class_block) = config.embed_dim, self.blocks_of
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, d))
+        self.patch_embed = references.locate(config.patches)(config)
+        self.blocks = nn.Sequential(*(block(config) for _ in range(config.depth)))
+        self.blocks_token_only = nn.ModuleList(class_block(config) for _ in range(config.depth_token_only))
+        self.norm = layer_norm(config)
         self.head = nn.Linear(d, config.num_classes)
-        residual.draw_weights(self)
+        self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """Draw linear weights, positions and class token from a normal of std .02 cut at ±2; set biases to 0.
+
+        The patch projection keeps PyTorch's default, as in the released code.
+        """
+        for parameter in reversed([*self.parameters(recurse=False)]):  # the positions come first
+            nn.init.trunc_normal_(parameter, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images to logits [B, num_classes]."""
-        tokens = self.forward_features(images)
-        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
+        """Images [B, C, S, S] to logits [B, num_classes]."""
+        return self.head(self.forward_features(images)[:, 0])
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
+        """All tokens after the last norm, [B, 1 + N, d]. The class token comes first."""
+        x = self.forward_blocks(self.embed(images) + self.pos_embed)
+        cls = self.cls_token.repeat(len(x), 1, 1)
+        for block in self.blocks_token_only:
+            cls = block(x, cls)
+        return self.norm(torch.cat((cls, x), dim=1))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """[B, C, S, S] to [B, N, d]. Raises UserError for images of another size."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
             raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
-        x = self.patch_embed(images)
-        if self.config.class_token_at == 0:
-            x = self.prepend_class_token(x)
-        x = x + self.pos_embed
+        return self.patch_embed(images)
+
+    def forward_blocks(self, x: Tensor) -> Tensor:
+        """The blocks of self-attention: [B, N, d] to the same shape."""
         drawn: list[Sample] = []
         if self.training:  # for all blocks at once: the indices travel in one copy
             drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-            drawn = residual.draw_samples(drops, x)
+            drawn = draw_samples(drops, x)
         for i, block in enumerate(self.blocks):
-            if i > 0 and i == self.config.class_token_at:
-                x = self.prepend_class_token(x)
             samples = drawn[2 * i : 2 * i + 2]
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, *samples, use_reentrant=False)
             else:
                 x = block(x, *samples)
-        if self.config.global_pool == "avg":
-            return normed(self.norm, x)
-        if self.config.class_token_at is None:
-            cls = self.cls_token.repeat(x.shape[0], 1, 1)
-        else:
-            cls, x = x[:, :1], x[:, 1:]
-        for block in self.blocks_token_only:
-            cls = block(x, cls)
-        return normed(self.norm, torch.cat((cls, x), dim=1))
+        return x
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """(C, S, S) of an image."""
         return self.config.in_chans, self.config.img_size, self.config.img_size
 
-    def prepend_class_token(self, x: Tensor) -> Tensor:
-        """[B, N, d] to [B, 1 + N, d]"""
-        return torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
-        """The attention maps of images [B, in_chans, img_size, img_size], as in evaluation; not of compiled blocks."""
+        """The attention maps of images [B, C, S, S], as in evaluation; not of compiled blocks."""
         found = Maps([], [])
-        blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
-
-        def look(attn: Any, arguments: tuple[Tensor, ...]) -> None:
-            maps = found.self_attention if isinstance(attn, SelfAttention) else found.class_attention
-            maps.append(attn.maps(arguments[0]))
-
-        hooks = [block.attn.register_forward_pre_hook(look) for block in blocks]
+        kinds: list[Any] = [self.blocks, self.blocks_token_only]
+        hooks = [
+            block.attn.register_forward_pre_hook(lambda attn, given, maps=maps: maps.append(attn.maps(given[0])))
+            for maps, blocks in zip(found, kinds, strict=True)
+            for block in blocks
+        ]
         try:
             with in_evaluation(self):
                 self(images)
@@ -279,11 +243,11 @@ class CaiT(nn.Module):
 
         torch.compile needs a C++ compiler, on the CPU and beside a GPU.
         """
-        for kind in (SelfAttentionBlock, ClassAttentionBlock):
-            run = compiled(kind.body)
-            for block in self.modules():
-                if isinstance(block, kind):
-                    block.run = run
+        blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
+        kinds: set[Any] = {*map(type, blocks)}
+        runs = {kind: torch.compile(kind.body, fullgraph=True, dynamic=True) for kind in kinds}
+        for block in blocks:
+            block.run = runs[type(block)]
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two or more dimensions that are not decayed."""
@@ -308,14 +272,25 @@ class CaiT(nn.Module):
         """The layer whose rows are the classes."""
         return self.head
 
+    def fit_weights(self, state: dict[str, Tensor]) -> list[str]:
+        """Resize the positions in weights of another resolution, in place; a line for each change.
 
-@contextmanager
-def in_evaluation(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation, and then each part back into the mode that it had: some may train, others not."""
-    modes = [(part, part.training) for part in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
+        Bicubic without antialiasing, as the released code did. Raises UserError if the patches are made in another
+        way, or are no square grid.
+        """
+        from timm.layers import resample_abs_pos_embed
+
+        theirs, ours = ({key for key in of if key.startswith("patch_embed.")} for of in (state, self.state_dict()))
+        if theirs and theirs != ours:
+            raise UserError("its stem or patch_size is another")
+        before, after = state.get("pos_embed"), self.pos_embed
+        if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
+            return []  # of another width it is another network, which the caller finds out
+        count, patches = before.shape[1], self.config.num_patches
+        if after.shape[1] != patches:
+            return []  # the class token's position is no part of a grid
+        if int(count**0.5) ** 2 != count:
+            raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
+        side = self.config.img_size // self.config.patch_size
+        state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
+        return [f"positions resized from {count} to {patches} patches"]

@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from cait import plugins
 from cait.errors import UserError, did_you_mean
 
-TIMM = "timm/"
-"""Before the name of a network of timm's."""
 DropPathMode = Literal["mask", "skip"]
-Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"]
+ABLATIONS = "residual layer_scale_dist layer_scale_token_only talking_heads attention cls_in_keys class_token_at"
+OF_EXTRAS = dict.fromkeys(f"{ABLATIONS} global_pool norm act".split(), "the extra `paper`")
+OF_EXTRAS["stem"] = "the extra `recipe`"
+"""What has the fields that runs of 0.1.0 may name and CaiT has no more, for a message where that is not there."""
 
 
 @dataclass(frozen=True)
 class CaiTConfig:
-    """The fields of one network. The defaults build CaiT; other values build the paper's ablations and DeiT."""
+    """The fields of one network. The defaults build XXS-24 as published."""
+
+    network: ClassVar[str] = "cait.model.cait:CaiT"
+    """The class that takes these fields; and the one that makes tokens of images."""
+    patches: ClassVar[str] = "cait.model.cait:PatchEmbed"
+    may_be_0: ClassVar[tuple[str, ...]] = ("depth",)
+    """Of the whole numbers; the others are at least 1."""
 
     img_size: int = 224
     patch_size: int = 16
     in_chans: int = 3
-    stem: Literal["patch", "conv", "pooled"] = "patch"
-    """What makes tokens of images: the paper's projection of patches, or `cait.model.cait.ConvStem`."""
     num_classes: int = 1000
     embed_dim: int = 192
     depth: int = 24
@@ -36,39 +43,20 @@ class CaiTConfig:
     num_heads: int = 4
     mlp_ratio: float = 4.0
     qkv_bias: bool = True
-
-    residual: Residual = "layerscale"
-    """The form of the residual branch; see `cait.model.residual`."""
     layer_scale_init: float | None = None
-    """ε, for LayerScale and the scalar form; None means the paper's rule for the depth."""
-    layer_scale_dist: Literal["constant", "uniform"] = "constant"
-    """Start all λ at ε, or draw them uniformly from [0, 2ε]."""
-    layer_scale_token_only: bool = True
-    """Whether the class-attention blocks have LayerScale too."""
+    """ε of LayerScale; None means the paper's rule for the depth."""
     drop_path_rate: float = 0.0
     """Probability of dropping a residual branch of each self-attention block; 0 in class attention."""
     drop_path_mode: DropPathMode = "skip"
     """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
-
-    talking_heads: bool = True
-    attention: Literal["dot", "cosine"] = "dot"
-    """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
     attention_backend: str = "recompute"
     """How attention with talking heads is computed: "recompute", "reference", or a name that an extra adds; see
-    `cait.model.attention`."""
-    cls_in_keys: bool = True
-    """Whether class attention has the class token among its keys."""
-    class_token_at: int | None = None
-    """The class token joins the patches before this self-attention block; None leaves it to class attention."""
-    global_pool: Literal["token", "avg"] = "token"
-    """The head reads the class token, or the mean of the patches of a network without one."""
-    norm: Literal["layernorm", "batchnorm"] = "layernorm"
-    act: Literal["gelu", "leaky_relu"] = "gelu"
+    `cait.model.attention.backend_named`."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(CaiTConfig)
+        hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            _check(field.name, getattr(self, field.name), hints[field.name])
+            self._check(field.name, getattr(self, field.name), hints[field.name])
         if self.img_size % self.patch_size:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
         if self.embed_dim % self.num_heads:
@@ -79,17 +67,27 @@ class CaiTConfig:
             raise UserError(
                 f"mlp_ratio {self.mlp_ratio:g} leaves the {self.embed_dim} channels no hidden ones: raise it"
             )
-        at = self.class_token_at
-        if at is not None and at not in range(self.depth):
-            raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at}")
-        if self.global_pool == "avg" and (at is not None or self.depth_token_only):
-            raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
-        if self.global_pool == "token" and at is None and not self.depth_token_only:
-            raise UserError("the class token is never updated: set class_token_at or depth_token_only")
+
+    def _check(self, name: str, value: Any, hint: Any) -> None:
+        """Raise UserError if a field has a value of another type than `hint`, or a size is too small."""
+        if get_origin(hint) is Literal:
+            if value not in get_args(hint):
+                raise UserError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            return
+        kinds = get_args(hint) or (hint,)  # (float, NoneType) of `float | None`
+        kind = kinds[0]
+        is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
+        if not is_kind or (isinstance(value, bool) and kind is not bool):
+            raise UserError(f"{name} must be {KINDS[kind]}, got {value!r}")
+        if kind is float and value is not None and not math.isfinite(value):
+            raise UserError(f"{name} must be finite, got {value}")
+        least = 0 if name in self.may_be_0 else 1
+        if kind is int and value is not None and value < least:
+            raise UserError(f"{name} must be at least {least}, got {value}")
 
     @property
     def epsilon(self) -> float:
-        """The initial value of LayerScale and of the scalar form; the paper's rule follows the depth."""
+        """The initial value of LayerScale; the paper's rule follows the depth."""
         if self.layer_scale_init is not None:
             return self.layer_scale_init
         return 0.1 if self.depth <= 18 else 1e-5 if self.depth <= 24 else 1e-6
@@ -100,25 +98,6 @@ class CaiTConfig:
 
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
-
-
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Raise UserError if a field has a value of another type than `hint`, or a size is below 1."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise UserError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
-        return
-    kinds = get_args(hint) or (hint,)  # (float, NoneType) of `float | None`
-    kind = kinds[0]
-    is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
-    if not is_kind or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{name} must be {KINDS[kind]}, got {value!r}")
-    if kind is float and value is not None and not math.isfinite(value):
-        raise UserError(f"{name} must be finite, got {value}")
-    least = 0 if name in ("depth", "depth_token_only", "class_token_at") else 1
-    if kind is int and value is not None and value < least:
-        raise UserError(f"{name} must be at least {least}, got {value}")
-
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -145,13 +124,33 @@ def variant_config(name: str, **fields: Any) -> CaiTConfig:
     """
     if name not in VARIANTS:
         raise UserError(f"unknown model {name!r}; choose one of {', '.join(VARIANTS)}")
-    known = [field.name for field in dataclasses.fields(CaiTConfig)]
-    for field in fields:
-        if field not in known:
-            hint = did_you_mean(field, known, f"; choose from {', '.join(known)}")
-            raise UserError(f"unknown model field {field!r}{hint}")
+    kind = config_class(fields)
     given = {key: value for key, value in fields.items() if value is not None}
     row = dict(VARIANTS[name])
     if given.get("depth", row["depth"]) != row["depth"]:
         row.pop("layer_scale_init", None)
-    return CaiTConfig(**{**row, **given})
+    return kind(**{**row, **given})
+
+
+def config_class(fields: Collection[str]) -> type[CaiTConfig]:
+    """The class that has these fields: `CaiTConfig`, or an extra's subclass of it, or those of several extras in one.
+
+    Raises UserError if there is no such field.
+    """
+    own = _names(CaiTConfig)
+    if own.issuperset(fields):
+        return CaiTConfig
+    groups = plugins.groups("fields")
+    known = own.union(*map(_names, groups))
+    for field in fields:
+        if field in OF_EXTRAS.keys() - known:
+            raise UserError(f"the model field {field!r} is of {OF_EXTRAS[field]}, which is not here")
+        if field not in known:
+            hint = did_you_mean(field, known, f"; choose from {', '.join(sorted(known))}")
+            raise UserError(f"unknown model field {field!r}{hint}")
+    kinds = [kind for kind in groups if not (_names(kind) - own).isdisjoint(fields)]
+    return kinds[0] if len(kinds) == 1 else dataclasses.make_dataclass("Fields", (), bases=(*kinds,), frozen=True)
+
+
+def _names(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}

@@ -2,8 +2,8 @@
 
 Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. The template uses what else the
 network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
-`set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()` and `group_matcher(coarse)`, each as
-`cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
+`set_grad_checkpointing(enable)`, `maps(images)`, `get_classifier()`, `group_matcher(coarse)` and `fit_weights(state)`,
+each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.nn.parameter import is_lazy
 
 from cait import references
 from cait.errors import UserError, did_you_mean, said
-from cait.model.cait import CaiT, in_evaluation
-from cait.model.config import TIMM, VARIANTS, variant_config
+from cait.model.config import VARIANTS
+from cait.references import TIMM
 
 SMALL, PART = 1 << 24, 1 << 10
 """Values of a network that is small, and those for which a parameter counts beside its own: each takes time too."""
@@ -76,8 +76,6 @@ class NetworkSettings:
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
-        if self.compile and self.grad_checkpointing and [*built.buffers()]:  # see `count_once`
-            raise UserError("BatchNorm takes model.compile true or model.grad_checkpointing true, not both")
         if self.compile and not hasattr(built, "compile_blocks"):
             raise UserError(f"{self.name} has no compile_blocks(), which model.compile true needs")
         return built
@@ -110,35 +108,6 @@ class InitialWeights:
         return [self.weights, *weights.load_weights(model, self.weights, self.weights_ema, own_classes)]
 
 
-def create_model(
-    name: str,
-    img_size: int = 224,
-    num_classes: int = 1000,
-    drop_path_rate: float | None = None,
-    *,
-    pretrained: bool = False,
-    **fields: Any,
-) -> CaiT:
-    """Build one of the paper's ten models, xxs24 to m48, with fresh weights.
-
-    Args:
-        img_size: side of the square input in pixels, a multiple of the patch size.
-        drop_path_rate: stochastic depth; None takes the paper's rate for this model.
-        pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
-        fields: any other field of `cait.model.config.CaiTConfig`.
-
-    Raises:
-        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
-    """
-    sizes = dict(img_size=img_size, num_classes=num_classes)
-    model = CaiT(variant_config(name, **sizes, drop_path_rate=drop_path_rate, **fields))
-    if pretrained:
-        from cait.model.weights import load_pretrained
-
-        load_pretrained(model, name)
-    return model
-
-
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
     """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
@@ -146,6 +115,7 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
         UserError: no network has this name, or it does not take these arguments.
     """
     if name in VARIANTS:
+        create_model = references.locate("cait.model.cait:create_model")  # by name: a project may delete CaiT
         return create_model(name, img_size, num_classes, drop_path_rate, **fields)
     if not name.startswith(TIMM) and not references.is_path(name):
         known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
@@ -267,22 +237,18 @@ def checkpoint_activations(network: Any, name: str) -> None:
         raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false") from error
 
 
-def count_once(network: nn.Module) -> None:
-    """Have BatchNorm's statistics and other buffers count a batch once, if its activations are computed again."""
-    for part in network.modules():
-        if part._buffers and _hold_buffers not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(_hold_buffers, prepend=True)  # torch's old spectral_norm has one too
-            part.register_forward_hook(_put_back_buffers, always_call=True)  # the second pass ends by an exception
+@contextmanager
+def in_evaluation(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation, and then each part back into the mode that it had: some may train, others not."""
+    modes = [(part, part.training) for part in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
-def _hold_buffers(part: Any, _: Any) -> None:
-    """Let a forward pass within a backward pass, which is the second of a batch, begin with what the first had."""
-    if torch._C._current_graph_task_id() == -1:
-        part._first_buffers = {name: held.clone() for name, held in part._buffers.items() if held is not None}
-    else:
-        part._held_buffers = dict(part._buffers)
-        part._buffers.update(part._first_buffers)
-
-
-def _put_back_buffers(part: Any, *_: Any) -> None:
-    part._buffers.update(part.__dict__.pop("_held_buffers", {}))
+def precise(x: Tensor) -> Tensor:
+    """x of any shape in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

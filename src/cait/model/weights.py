@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
-from cait.model.cait import CaiT
-from cait.model.config import TIMM, VARIANTS
+from cait.model.config import VARIANTS
+from cait.references import TIMM
 from cait.settings import as_text
 
 StateDict = dict[str, Tensor]
@@ -166,7 +166,7 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     """
     import timm
 
-    entry = published_entry(name, model.config.img_size if isinstance(model, CaiT) else 224)
+    entry = published_entry(name, getattr(model, "input_shape", (3, 224, 224))[-1])
     if entry is None:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
     kept = cached_weights(entry)
@@ -267,8 +267,8 @@ def classifier_keys(network: Any) -> list[str]:
 
 def _fit(network: Any, state: StateDict) -> list[str]:
     """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
-    if isinstance(network, CaiT):
-        return _resize_positions(network, state)
+    if hasattr(network, "fit_weights"):
+        return network.fit_weights(state)
     place = type(network).__module__
     if not place.startswith("timm.models.") or not hasattr(sys.modules[place], "checkpoint_filter_fn"):
         return []
@@ -278,27 +278,3 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     state.clear()
     state.update(fitted)
     return [f"{key} fitted by timm" for key in fitted if key in before and fitted[key].shape != before[key].shape]
-
-
-def _resize_positions(network: CaiT, state: StateDict) -> list[str]:
-    """Resize the positions of a square grid, bicubic without antialiasing, as the released code did.
-
-    Raises UserError if the stem is another, or the positions form no square grid.
-    """
-    from timm.layers import resample_abs_pos_embed
-
-    theirs = {key for key in state if key.startswith("patch_embed.")}
-    ours = {key for key in network.state_dict() if key.startswith("patch_embed.")}
-    if theirs and theirs != ours:
-        raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
-    before, after = state.get("pos_embed"), network.pos_embed
-    if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
-        return []  # of another width it is another network, which the caller finds out
-    if network.config.class_token_at == 0:
-        return []  # the class token's position is no part of a grid
-    count, patches = before.shape[1], network.config.num_patches
-    if int(count**0.5) ** 2 != count:
-        raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
-    side = network.config.img_size // network.config.patch_size
-    state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
-    return [f"positions resized from {count} to {patches} patches"]

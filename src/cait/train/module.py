@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -22,9 +23,8 @@ from torch.optim import Optimizer
 from cait import ckpt, loops
 from cait.errors import UserError
 from cait.model import network
-from cait.model.attention import precise
 from cait.model.config import VARIANTS
-from cait.model.network import InitialWeights, NetworkSettings
+from cait.model.network import InitialWeights, NetworkSettings, precise
 from cait.settings import Settings, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import named_in_errors, task_named
@@ -162,6 +162,9 @@ class CaiTModule(LightningModule):
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
+        counting = (isinstance(part, _BatchNorm) and part.training for part in self.model.modules())
+        if self.architecture.grad_checkpointing and any(counting):
+            raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
         if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
@@ -196,8 +199,6 @@ class CaiTModule(LightningModule):
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
-        if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
-            network.count_once(self.model)
 
     def on_train_start(self) -> None:
         loops.begin(self.trainer)

@@ -12,7 +12,7 @@ from cait.data.dataset import channels_last
 from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
-from cait.model.cait import in_evaluation
+from cait.model.network import in_evaluation
 from cait.settings import group
 from cait.train.metrics import Best
 

@@ -15,9 +15,9 @@ from cait.data.folder import abbreviate
 from cait.data.listing import CONFIG
 from cait.errors import UserError, one_line
 from cait.model import network
-from cait.model.config import TIMM
 from cait.model.network import NetworkSettings
 from cait.model.weights import HEAD_ANEW, load_weights
+from cait.references import TIMM
 from cait.settings import group
 from cait.train.losses import DistillationSettings
 

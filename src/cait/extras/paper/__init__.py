@@ -1,4 +1,4 @@
-"""The paper's ten models and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
+"""The paper's ten models, its ablations, and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
 
 from cait.plugins import Verb
 from cait.run.program import Program
@@ -12,6 +12,7 @@ VERBS = {
         quick=True,
     ),
 }
+GROUPS = {"fields": "cait.extras.paper.ablations:Ablations"}
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig, variant_config
 
 Forward = Callable[[Tensor], Tensor]
@@ -35,9 +34,7 @@ ANY = "timm takes CaiT as published and its own networks, onnx and torch_export 
 
 def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> nn.Module:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
-    network = _in_timm(model) if isinstance(model, CaiT) else model
-    if not type(network).__module__.startswith("timm."):
-        raise UserError(f"timm does not know {type(network).__name__}: {ANY}")
+    network = model if type(model).__module__.startswith("timm.") else _in_timm(model)
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
     prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
     if (fit := metadata.get("fit", "crop")) != "crop":
@@ -48,9 +45,11 @@ def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
-def _in_timm(cait: CaiT) -> nn.Module:
+def _in_timm(cait: Any) -> nn.Module:
     """timm's CaiT with the same fields and weights. Its configuration names none of timm's weights."""
-    config = cait.config
+    config = getattr(cait, "config", None)
+    if not isinstance(config, CaiTConfig):
+        raise UserError(f"timm does not know {type(cait).__name__}: {ANY}")
     smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
     arguments = {entry: _arguments(entry, config) for entry in smallest_first}
     entry = min(arguments, key=lambda name: len(arguments[name]))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 BEGUN = time.monotonic()
 """When `cait` was started: extras are imported before anything that takes long."""
+GROUPS = {"fields": "cait.extras.recipe.stem:StemFields"}
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

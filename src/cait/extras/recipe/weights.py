@@ -13,8 +13,9 @@ from typing import Any
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.errors import UserError, to_type
-from cait.model.config import TIMM, VARIANTS
+from cait.model.config import VARIANTS
 from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_config
+from cait.references import TIMM
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 WAIT = 3.0

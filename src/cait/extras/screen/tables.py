@@ -25,8 +25,6 @@ from cait.errors import UserError, console, printable, to_type
 from cait.extras.display import duration, network_name
 from cait.loops import Position, batches_a_step, total_steps
 from cait.model import network
-from cait.model.attention import SelfAttention
-from cait.model.cait import in_evaluation
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.train.optim import ScheduleSettings
@@ -134,17 +132,16 @@ def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}  # a copy may fill a GPU
     try:
-        with torch.no_grad(), in_evaluation(model), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), network.in_evaluation(model), FlopCounterMode(display=False) as counter:
             functional_call(model, bare, torch.empty(1, *shape, device="meta"))
         return counter.get_total_flops() / 2e9
     except Exception:  # a network of the user's own may do anything
         return None
 
 
-def attention_in_use(network: nn.Module) -> str:
+def attention_in_use(model: nn.Module) -> str:
     """The backends of attention with talking heads, to put after the device; empty without any."""
-    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
-    names = {layer.backend for layer in layers if layer.talking_heads and not layer.cosine}
+    names = {str(layer.attention_backend) for layer in model.modules() if getattr(layer, "attention_backend", None)}
     return f", {', '.join(sorted(names))} attention" if names else ""
 
 

@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from harness import SMALL, slow
-from networks import DIGITS, TINY, UNLIKE_TIMM, random_network
+from networks import DIGITS, TINY, needs_ablations, random_network
 from PIL import Image
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_config
@@ -30,6 +30,7 @@ from cait.model import network
 from cait.run.program import Program
 from cait.settings import values
 
+UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
 needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="ONNX needs packages of its own")
 
@@ -68,8 +69,8 @@ def told(path: Path, format: str) -> dict[str, Any]:
     ("format", "fields"),
     [
         ("timm", DIGITS),
-        ("torch_export", UNLIKE_TIMM),
-        pytest.param("onnx", UNLIKE_TIMM, marks=needs_onnx),
+        pytest.param("torch_export", UNLIKE_TIMM, marks=needs_ablations),
+        pytest.param("onnx", UNLIKE_TIMM, marks=[needs_onnx, needs_ablations]),
         *slow(("timm", {}), ("torch_export", {})),
         pytest.param("onnx", {}, marks=[needs_onnx, pytest.mark.slow]),
     ],
@@ -218,6 +219,7 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
 PARTS, LOGITS = "this network has other parts than timm's CaiT", "read back from timm, a logit differs by"
 
 
+@needs_ablations
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

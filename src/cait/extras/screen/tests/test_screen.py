@@ -13,13 +13,13 @@ from harness import SMALL, Cait
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, loader, module, trainer
 
+from cait import create_model
 from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.display import duration
 from cait.extras.screen import progress, tables
 from cait.extras.screen.progress import EpochLines
 from cait.extras.screen.tables import Banner, RunSummary, forward_gmacs
-from cait.model.network import create_model
 
 
 def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 import timm
 import torch
 from harness import NO_TEXT, REPO, SMALL, call, ended, save_mixed
+from networks import needs_ablations
 from PIL import Image, ImageDraw
 from sklearn.metrics import confusion_matrix
 from torch import nn
@@ -55,7 +56,11 @@ def test_maps_are_timms() -> None:
         assert (found - expected).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("fields", [{}, dict(cls_in_keys=False), dict(class_token_at=1)], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, *(pytest.param(each, marks=needs_ablations) for each in (dict(cls_in_keys=False), dict(class_token_at=1)))],
+    ids=str,
+)
 def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> None:
     torch.manual_seed(0)
     network, image = package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval(), torch.randn(3, 32, 32)
@@ -110,6 +115,7 @@ def test_networks_without_such_maps_are_refused(name: str) -> None:
         maps.look(timm.create_model(name).eval(), torch.randn(3, 224, 224))
 
 
+@needs_ablations
 def test_a_cait_whose_class_token_is_there_from_the_start_is_refused() -> None:
     fields = dict(embed_dim=32, num_heads=2, depth=2, depth_token_only=0, class_token_at=0)
     with pytest.raises(UserError, match="no maps"):
