@@ -155,3 +155,24 @@ def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
     assert "top-1" in run(copy, "eval", "new")
     image = next((copy / "data/digits/val").rglob("*.png"))
     assert image.name in run(copy, "predict", "new", str(image))
+
+
+@pytest.mark.slow
+def test_any_network_does_without_cait(copy: Path) -> None:
+    """What docs/your_project.md says of deleting it."""
+    for name in ("cait", "attention", "residual", "recompute"):
+        (copy / f"src/cait/model/{name}.py").unlink()
+    shutil.rmtree(copy / "src/cait/extras/paper")
+    fit = ["fit", "--config=configs/digits.yaml", *(word for word in SMALL[1:] if "fields" not in word)]
+    other = ["--model.name=timm/resnet18", "--model.fields=null", "--run_name=other", "--trainer.max_steps=2"]
+    assert "timm/resnet18" in run(copy, *fit, *other)
+    assert "top-1" in run(copy, "eval", "other")
+    run(copy, "export", "other", "--format=torch_export")
+    run(copy, "export", "other")
+    assert (copy / "logs/other/export/model.pt2").exists()
+    images = str(next((copy / "data/digits/val").iterdir()))
+    assert "maps" in run(copy, "visualize", "other", f"--images={images}")
+    refused = started(copy, *fit, "--run_name=cait")
+    told = refused.communicate(timeout=LIMIT)[0].splitlines()
+    assert refused.returncode == 2
+    assert told[-1].startswith("cait: error: cannot import cait.model.cait:create_model: No module named")

@@ -41,8 +41,7 @@ def create_model(
     Raises:
         UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
     """
-    sizes = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate)
-    config = variant_config(name, **sizes, **fields)
+    config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
     model = references.locate(config.network)(config)
     if pretrained:
         from cait.model.weights import load_pretrained
@@ -139,6 +138,24 @@ class ClassAttentionBlock(Block):
         return self.add(cls, self.mlp(self.norm2(cls), self.gamma_2))
 
 
+def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A block's `body`, compiled for any number of images from the first call on.
+
+    torch would compile the first call for its size; a resumed run, which starts with another, would end with other
+    bits. It compiles anew for one image, for an offset in a tensor and for a tensor given twice, and gives up after 8
+    times: samples get tensors of their own.
+    """
+    fast = torch.compile(body, fullgraph=True)
+
+    def own(arg: Any) -> Any:
+        arg = (arg[0].clone(), arg[1].detach()) if isinstance(arg, tuple) else arg
+        if arg is not None:
+            torch._dynamo.maybe_mark_dynamic(arg[0] if isinstance(arg, tuple) else arg, 0)
+        return arg
+
+    return lambda block, *args: fast(block, *map(own, args))
+
+
 class Maps(NamedTuple):
     """Attention maps of a batch, a tensor for each block: the weights that a query (row) gives the values."""
 
@@ -189,7 +206,7 @@ class CaiT(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm, [B, 1 + N, d]. The class token comes first."""
         x = self.forward_blocks(self.embed(images) + self.pos_embed)
-        cls = self.cls_token.repeat(len(x), 1, 1)
+        cls = self.cls_token.repeat(x.shape[0], 1, 1)
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return self.norm(torch.cat((cls, x), dim=1))
@@ -239,13 +256,9 @@ class CaiT(nn.Module):
         return found
 
     def compile_blocks(self) -> None:
-        """Compile the blocks with torch.compile: each kind once for all its blocks, all batch sizes and all draws.
-
-        torch.compile needs a C++ compiler, on the CPU and beside a GPU.
-        """
+        """Compile each kind of block once for all its blocks. It needs a C++ compiler, on the CPU and beside a GPU."""
         blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
-        kinds: set[Any] = {*map(type, blocks)}
-        runs = {kind: torch.compile(kind.body, fullgraph=True, dynamic=True) for kind in kinds}
+        runs = {type(block): compiled(type(block).body) for block in blocks}
         for block in blocks:
             block.run = runs[type(block)]
 
@@ -255,42 +268,27 @@ class CaiT(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
         """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
+        from timm.models.cait import Cait
 
-        def depth(name: str) -> float:
-            if name.startswith(("cls_token", "pos_embed", "patch_embed")):
-                return 0
-            kind, _, rest = name.partition(".")
-            if kind == "blocks":
-                return int(rest.split(".")[0]) + 1
-            if kind == "blocks_token_only":
-                return int(rest.split(".")[0]) + len(self.blocks) - len(self.blocks_token_only) + 1
-            return len(self.blocks) if kind == "norm" else float("inf")
-
-        return depth
+        return Cait.group_matcher(self, coarse)
 
     def get_classifier(self) -> nn.Linear:
         """The layer whose rows are the classes."""
         return self.head
 
     def fit_weights(self, state: dict[str, Tensor]) -> list[str]:
-        """Resize the positions in weights of another resolution, in place; a line for each change.
+        """Resize the positions [1, N, d] in weights of another resolution, in place; a line if that was done.
 
-        Bicubic without antialiasing, as the released code did. Raises UserError if the patches are made in another
-        way, or are no square grid.
+        Bicubic without antialiasing, as the released code did. Raises UserError if they form no square grid.
         """
         from timm.layers import resample_abs_pos_embed
 
-        theirs, ours = ({key for key in of if key.startswith("patch_embed.")} for of in (state, self.state_dict()))
-        if theirs and theirs != ours:
-            raise UserError("its stem or patch_size is another")
         before, after = state.get("pos_embed"), self.pos_embed
-        if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
+        is_grid = after.shape[1] == self.config.num_patches  # without the class token
+        if before is None or not is_grid or before.shape[2:] != after.shape[2:] or before.shape[1] == after.shape[1]:
             return []  # of another width it is another network, which the caller finds out
-        count, patches = before.shape[1], self.config.num_patches
-        if after.shape[1] != patches:
-            return []  # the class token's position is no part of a grid
+        count, side = before.shape[1], self.config.img_size // self.config.patch_size
         if int(count**0.5) ** 2 != count:
-            raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
-        side = self.config.img_size // self.config.patch_size
+            raise UserError(f"positions can be resized between square grids, not {count} to {side**2}")
         state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
-        return [f"positions resized from {count} to {patches} patches"]
+        return [f"positions resized from {count} to {side**2} patches"]

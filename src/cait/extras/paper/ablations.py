@@ -253,7 +253,7 @@ class AblatedCaiT(CaiT):
         if self.config.global_pool == "avg":
             return normed(self.norm, x)
         if self.config.class_token_at is None:
-            cls = self.cls_token.repeat(len(x), 1, 1)
+            cls = self.cls_token.repeat(x.shape[0], 1, 1)
         else:
             cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:
@@ -268,7 +268,7 @@ class AblatedCaiT(CaiT):
     def _prepend(self, _: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a block is given, with the class token before the tokens [B, N, d], which come first."""
         x, *samples = given
-        return torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1), *samples
+        return torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1), *samples
 
 
 def norm_layer(config: Any) -> nn.Module:

@@ -75,5 +75,5 @@ def test_the_weights_of_a_stem_fit_another_resolution_and_no_other_stem(tmp_path
     for name, weight in model.patch_embed.state_dict().items():
         assert torch.equal(larger.patch_embed.state_dict()[name], weight)
     for other in (with_stem(stem="patch"), with_stem(patch_size=4)):
-        with pytest.raises(UserError, match="its stem or patch_size is another"):
+        with pytest.raises(UserError, match="is of another network: patch_embed"):
             load_weights(other, path)
