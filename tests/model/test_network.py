@@ -142,6 +142,8 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         trainer(max_epochs=1).fit(normed, loader())
     normed.model.eval()  # as one whose statistics are frozen
     trainer(max_epochs=1).fit(normed, loader())
+    assert not network.counts_twice(network.build("timm/test_convnext", 32, 7))
+    assert network.counts_twice(network.build("timm/test_efficientnet", 32, 7))
 
 
 def test_the_maps_of_a_network_leave_it_as_it_was() -> None:

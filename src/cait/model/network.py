@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
@@ -235,6 +236,13 @@ def checkpoint_activations(network: Any, name: str) -> None:
             network.grad_checkpointing = True
     except AssertionError as error:  # timm's way to say that a network cannot
         raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false") from error
+
+
+def counts_twice(network: nn.Module) -> bool:
+    """Whether BatchNorm would count a batch again when activations are computed again, of `blocks` if there are any."""
+    blocks = getattr(network, "blocks", None)
+    parts = (blocks if isinstance(blocks, nn.Module) else network).modules()
+    return any(isinstance(part, _BatchNorm) and part.training for part in parts)
 
 
 @contextmanager

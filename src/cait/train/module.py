@@ -15,7 +15,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -162,8 +161,7 @@ class CaiTModule(LightningModule):
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
-        counting = (isinstance(part, _BatchNorm) and part.training for part in self.model.modules())
-        if self.architecture.grad_checkpointing and any(counting):
+        if self.architecture.grad_checkpointing and network.counts_twice(self.model):
             raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
         if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]

@@ -14,6 +14,7 @@ from torch import nn
 import cait
 from cait.errors import UserError
 from cait.model.cait import CaiT
+from cait.model.network import counts_twice
 from cait.model.weights import load_weights
 
 SHALLOW: dict = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
@@ -32,6 +33,7 @@ def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch
         assert model.patch_embed(images).shape == (2, model.config.num_patches, 32)
         assert model.patch_embed(images).is_contiguous()
         step(model, images, 0)
+        assert not counts_twice(model)  # the stem is not among the blocks that are computed again
         assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
 
 
