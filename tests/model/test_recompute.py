@@ -52,8 +52,8 @@ def test_recomputing_attention_passes_gradcheck() -> None:
 
 def test_what_has_no_numbers_takes_the_plain_operations() -> None:
     attention, qkv = SelfAttention(CaiTConfig()), attention_case(4, 5, torch.float32)[0].cpu().requires_grad_()
-    assert attention.attend_by_backend(qkv).grad_fn.name() == "TalkingHeadsBackward"
-    assert "TalkingHeads" not in attention.to("meta").attend_by_backend(qkv.to("meta")).grad_fn.name()
+    assert attention.attended(qkv).grad_fn.name() == "TalkingHeadsBackward"
+    assert "TalkingHeads" not in attention.to("meta").attended(qkv.to("meta")).grad_fn.name()
 
 
 @pytest.mark.parametrize(("N", "share"), [(196, 0.44), (576, 0.38)])

@@ -35,12 +35,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(x) for x [B, N, d] and γ [d]; no γ means 1."""
-        return scaled_linear(self.proj, self.attend_by_backend(self.split(x)), gamma)
+        return scaled_linear(self.proj, self.attended(self.split(x)), gamma)
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights that `forward` gives the values for x [B, N, d]: [B, h, N, N], a row for each query."""
         q, k, _ = self.split(x).permute(2, 0, 3, 1, 4).unbind(0)
-        return mixed_softmax((q * self.scale) @ k.transpose(-2, -1), *self.mixers())
+        return self.weights(q, k)
 
     def split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of each head for x [B, N, d]: [B, N, 3, h, k]."""
@@ -50,7 +50,11 @@ class SelfAttention(nn.Module):
         """W_l [h, h], its bias [h], W_w and its bias."""
         return self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
 
-    def attend_by_backend(self, qkv: Tensor) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """The weights of the values for q and k [B, h, N, k]: [B, h, N, N]."""
+        return mixed_softmax((q * self.scale) @ k.transpose(-2, -1), *self.mixers())
+
+    def attended(self, qkv: Tensor) -> Tensor:
         """[B, N, 3, h, k] to [B, N, d]: without a backward pass by operators that every format knows."""
         attend = reference if torch.compiler.is_exporting() or qkv.is_meta else self.attend
         return attend(qkv, *self.mixers(), self.scale)
@@ -71,18 +75,19 @@ class ClassAttention(nn.Module):
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(z) for z [B, 1 + N, d] and γ [d]; no γ means 1."""
-        q, k, v = self.split(self.q(z[:, :1])), self.split(self.k(z)), self.split(self.v(z))
+        q, k, v = self.heads(z, z)
         out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # [B, h, 1, k]
         return scaled_linear(self.proj, merge_heads(out), gamma)
 
     def maps(self, z: Tensor) -> Tensor:
         """The weights that `forward` gives the values for z [B, 1 + N, d]: [B, h, 1, 1 + N], the paper's pictures."""
-        q, k = self.split(self.q(z[:, :1])), self.split(self.k(z))
+        q, k, _ = self.heads(z, z)
         return ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, tokens, d] to [B, h, tokens, k]."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def heads(self, z: Tensor, keys: Tensor) -> list[Tensor]:
+        """Query, keys and values [B, h, tokens, k] of the class token in z and of the tokens `keys`, [B, tokens, d]."""
+        projected = self.q(z[:, :1]), self.k(keys), self.v(keys)
+        return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected]
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -112,13 +117,9 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
 
 
 def backend_named(name: str) -> Callable[..., Tensor]:
-    """What computes attention with talking heads, as `reference` does, for a value of `CaiTConfig.attention_backend`.
-
-    Raises UserError if there is none.
-    """
-    known = {"recompute": "cait.model.recompute:recompute", "reference": "cait.model.attention:reference"}
-    if name not in known:  # extras are asked for what is not here
-        known |= plugins.merged("ATTENTION_BACKENDS")
+    """What an `attention_backend` names: it computes what `reference` does. Raises UserError if there is none."""
+    own = {"recompute": "cait.model.recompute:recompute", "reference": "cait.model.attention:reference"}
+    known = own if name in own else own | plugins.merged("ATTENTION_BACKENDS")
     if name not in known:
         raise UserError(f"attention_backend must be one of {', '.join(known)}, got {name!r}")
     return references.locate(known[name])

@@ -80,34 +80,30 @@ class AblatedSelfAttention(SelfAttention):
     def __init__(self, config: Any) -> None:
         nn.Module.__init__(self)  # not the constructor of SelfAttention, which has talking heads in any case
         d, self.num_heads = config.embed_dim, config.num_heads
-        self.scale = (d // self.num_heads) ** -0.5
-        self.cosine, self.talking_heads = config.attention == "cosine", config.talking_heads
+        self.scale, self.cosine = (d // self.num_heads) ** -0.5, config.attention == "cosine"
+        self.attention_backend = config.attention_backend if config.talking_heads and not self.cosine else ""
+        self.attend = backend_named(config.attention_backend)
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
-        self.attend = backend_named(config.attention_backend)
-        self.attention_backend = config.attention_backend if self.talking_heads and not self.cosine else ""
+        self.talking_heads = config.talking_heads
         if self.talking_heads:
             self.proj_l, self.proj_w = (nn.Linear(self.num_heads, self.num_heads) for _ in range(2))
 
-    def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
-        qkv = self.split(self.bias_qkv(x))  # [B, N, 3, h, k]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-        if self.attention_backend:
-            out = self.attend_by_backend(qkv)
-        elif self.talking_heads:
-            out = merge_heads(self._weights(q, k) @ v)
-        else:
-            out = merge_heads(plain_attention(q, k, v, self.scale, self.cosine))
-        return scaled_linear(self.proj, self.bias_proj(out), gamma)
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(self.bias_qkv(x))
 
-    def maps(self, x: Tensor) -> Tensor:
-        q, k, _ = self.split(self.bias_qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
-        return self._weights(q, k)
-
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
         maps = scores(q, k, self.scale, self.cosine)
         return mixed_softmax(maps, *self.mixers()) if self.talking_heads else maps.softmax(dim=-1)
+
+    def attended(self, qkv: Tensor) -> Tensor:
+        if self.attention_backend:
+            return self.bias_proj(super().attended(qkv))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+        fused = not (self.talking_heads or self.cosine)  # by PyTorch
+        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale) if fused else self.weights(q, k) @ v
+        return self.bias_proj(merge_heads(out))
 
 
 class AblatedClassAttention(ClassAttention):
@@ -121,21 +117,22 @@ class AblatedClassAttention(ClassAttention):
         self.cosine, self.cls_in_keys = config.attention == "cosine", config.cls_in_keys
         add_biases(self, config, "bias_qkv", "bias_proj")
 
+    def heads(self, z: Tensor, keys: Tensor) -> list[Tensor]:
+        z = self.bias_qkv(z)
+        return super().heads(z, z if self.cls_in_keys else z[:, 1:])
+
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
-        q, k, keys = self._queries_and_keys(z)
-        out = plain_attention(q, k, self.split(self.v(keys)), self.scale, self.cosine)  # [B, h, 1, k]
+        q, k, v = self.heads(z, z)
+        if self.cosine:
+            out = scores(q, k, self.scale, self.cosine).softmax(dim=-1) @ v  # [B, h, 1, k]
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
     def maps(self, z: Tensor) -> Tensor:
         """[B, 1 + N, d] to [B, h, 1, keys]."""
-        q, k, _ = self._queries_and_keys(z)
+        q, k, _ = self.heads(z, z)
         return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
-
-    def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each of q and k [B, h, tokens, k], and the tokens that are the keys."""
-        z = self.bias_qkv(z)
-        keys = z if self.cls_in_keys else z[:, 1:]
-        return self.split(self.q(z[:, :1])), self.split(self.k(keys)), keys
 
 
 def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:
@@ -144,13 +141,6 @@ def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:
         norms = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).unsqueeze(-2)
         return (q @ k.transpose(-2, -1)) / (norms + COSINE_EPS)
     return (q * scale) @ k.transpose(-2, -1)
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, cosine: bool) -> Tensor:
-    """Attention without talking heads, [B, h, queries, k]. PyTorch fuses it where the scores are products."""
-    if cosine:
-        return scores(q, k, scale, cosine).softmax(dim=-1) @ v
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 
 class AblatedMlp(nn.Module):
@@ -243,19 +233,16 @@ class AblatedCaiT(CaiT):
             scale_as_t_fixup(blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.config.global_pool == "avg":
-            return self.head(self.forward_features(images).mean(dim=1))
-        return super().forward(images)
+        tokens = self.forward_features(images)
+        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
         x = self.forward_blocks(self.embed(images) + self.pos_embed)
-        if self.config.global_pool == "avg":
-            return normed(self.norm, x)
-        if self.config.class_token_at is None:
-            cls = self.cls_token.repeat(x.shape[0], 1, 1)
-        else:
+        if self.config.class_token_at is not None:
             cls, x = x[:, :1], x[:, 1:]
+        else:
+            cls = x[:, :0] if self.config.global_pool == "avg" else self.cls_token.repeat(x.shape[0], 1, 1)
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return normed(self.norm, torch.cat((cls, x), dim=1))
