@@ -164,7 +164,13 @@ def test_any_network_does_without_cait(copy: Path) -> None:
         (copy / f"src/cait/model/{name}.py").unlink()
     shutil.rmtree(copy / "src/cait/extras/paper")
     fit = ["fit", "--config=configs/digits.yaml", *(word for word in SMALL[1:] if "fields" not in word)]
-    other = ["--model.name=timm/resnet18", "--model.fields=null", "--run_name=other", "--trainer.max_steps=2"]
+    other = [
+        "--model.name=timm/resnet18",
+        "--model.fields=null",
+        "--run_name=other",
+        "--trainer.max_steps=2",
+        "--data.img_size=64",
+    ]
     assert "timm/resnet18" in run(copy, *fit, *other)
     assert "top-1" in run(copy, "eval", "other")
     run(copy, "export", "other", "--format=torch_export")
