@@ -53,7 +53,7 @@ class NetworkSettings:
     """What the labels of an image are: null for one class, or a task of an extra; the data module says which."""
     fields: dict[str, Any] | None = None
     """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
-    `cait.model.config.CaiTConfig`."""
+    `cait.model.config.CaiTConfig`, and those that extras add to it."""
     compile: bool = False
     """Compile the blocks with torch.compile, see `CaiT.compile_blocks`."""
     grad_checkpointing: bool = False
