@@ -26,7 +26,7 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
 MOST_VALUES, MOST_LETTERS, DEEPEST, MOST_BITS = 1 << 18, 1 << 26, 50, 63
-"""What a file may hold: so many values, letters of texts in all, levels, and bits of a whole number."""
+"""The most that a file may hold: values, letters of all texts, levels, and bits of a whole number."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 """What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
 QUIET = 20.0
@@ -294,7 +294,7 @@ def acquire_lock(path: Path, seconds: float) -> BaseFileLock:
 
     It works between the processes of a machine, and over a shared file system that has locks. Where there are none, a
     line says so, and it is up to the user that only one process does the work. Raises filelock's Timeout if another
-    process has held it for so many seconds; -1 waits for ever.
+    process holds it for `seconds`; -1 waits for ever.
     """
     from filelock import FileLock  # it takes a tenth of a second to import
 

@@ -19,7 +19,7 @@ class Position(NamedTuple):
     """A place between two batches of a run.
 
     Lightning's counters depend on the hook in which they are read, and count an epoch as a whole one if the run stops
-    amid it. A position is the same in every hook.
+    within it. A position is the same in every hook.
     """
 
     epoch: int
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1) -> None:
     """Change the counters of a checkpoint, so that a Trainer goes on with the batch that comes next.
 
-    After a stop amid an accumulation the run goes on from its last whole step. If batches, over all processes, had
+    After a stop within an accumulation the run goes on from its last whole step. If batches, over all processes, had
     other numbers of images, it goes on at the image that it had reached, or before it, where a step begins.
     """
     if "loops" not in checkpoint:
@@ -172,7 +172,7 @@ def batches_a_step(trainer: Any) -> int:
 
 
 def steps_until(trainer: Any, epochs: float) -> float:
-    """Optimizer steps from the beginning of the run to the end of so many epochs; at least those that are done.
+    """Optimizer steps from the beginning of the run to the end of `epochs` epochs; at least those that are done.
 
     Epochs that are done count as they were, the others as the Trainer's settings make them.
     """

@@ -178,7 +178,7 @@ class ImageNetDataModule(LightningDataModule):
         It is made of `preprocessing` and `augmentation`, and has
         - `open(raw, name, whole)`: opens an image for one crop, or decodes it whole for several;
         - a call with what that returns: gives pixels, uint8 [S, S, 3], and the box to erase, `Erased` or None;
-        - `collate(workers, size)`: returns what makes a batch of `size` bytes in one of so many processes;
+        - `collate(workers, size)`: returns what makes a batch of `size` bytes in one of `workers` processes;
         - `name`, which checkpoints hold: a run does not resume with another;
         - `how_read`: what decodes, in a few words.
         """

@@ -75,9 +75,9 @@ class FolderSource:
     def split_folders(self) -> tuple[Path, Path | None]:
         """The folder of the training classes, and that of the validation classes.
 
-        They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or
-        lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
-        None. Two folders "Train" and "Val" without folders in them are classes if there are others beside them.
+        They are called `train_split` and `val_split`. If "train" or "val" is missing, another usual name is taken, in
+        upper or lower case. Without a training folder the root holds the classes itself, and the second is None. Two
+        folders "Train" and "Val" without folders in them are classes if there are others beside them.
 
         Raises UserError if there is no root, or a training folder without its counterpart.
         """

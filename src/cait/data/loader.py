@@ -62,7 +62,7 @@ class Loading:
         check_range(self, "[0, 1)", "max_bad_share")
 
     def bad_allowed(self, images: int) -> int:
-        """How many of so many images may be unreadable: the share, or one in a small set unless the share is 0."""
+        """How many of `images` images may be unreadable: the share, or one in a small set unless the share is 0."""
         return max(1, int(self.max_bad_share * images)) if self.max_bad_share else 0
 
 
@@ -233,7 +233,7 @@ class Loader(DataLoader[Any]):
 
 
 def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
-    """The settings of a DataLoader with so many processes."""
+    """The settings of a DataLoader with `workers` processes."""
     if workers == 0:
         return {}
     return dict(

@@ -46,7 +46,7 @@ class Preprocessing:
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
     """Mean for the normalisation, for each channel, of pixels in [0, 1]; for grey images one number, or three alike."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
-    """Standard deviation for the normalisation, likewise."""
+    """Standard deviation for the normalisation, given as `mean` is."""
     reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:

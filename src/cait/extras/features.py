@@ -31,7 +31,7 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 USUAL = 0.1
 """C where no class has enough images to hold some out."""
 HELD_OUT = 5
-"""One image of so many of each class is held out to choose C."""
+"""One of this many images of each class is held out to choose C."""
 ITERATIONS, TOLERANCE = 200, 1e-4
 """Of L-BFGS, at each C; the second is of the gradient's largest value."""
 WORK = 200_000_000

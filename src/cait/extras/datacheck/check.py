@@ -129,7 +129,7 @@ def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
 
 
 def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
-    """Decode so many images, evenly over both sets. Returns them, and a line for each that cannot be read."""
+    """Decode `images` images, spread evenly over both sets. Returns them, and a line for each that cannot be read."""
     import imagehash
 
     seen: list[Seen] = []

@@ -63,7 +63,7 @@ class Survey:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation of each channel, of pixels in [0, 1]."""
     several: int | None = None
     """Training images, if they may have several classes."""
 
