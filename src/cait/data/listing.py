@@ -11,9 +11,6 @@ from contextlib import suppress
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from cait import disk
 from cait.errors import UserError
@@ -180,26 +177,26 @@ def _is_run(folder: str) -> bool:
 
 
 def same_bytes(
-    name: Callable[[int], str], count: int, shown: Callable[[Any, str], Iterable[int]] = lambda all_, _: all_
-) -> list[Any]:
+    name: Callable[[int], str], count: int, shown: Callable[[list[int], str], Iterable[int]] = lambda all_, _: all_
+) -> list[list[int]]:
     """The places of files that have the same bytes, two or more at a time, each time in order.
 
-    Only a file whose size another has is opened, and only one whose middle another has too is read whole. Of each file
-    some numbers are kept. A file that cannot be read has no like.
+    Only a file whose size another has is opened, and only one whose middle another has too is read whole. A file that
+    cannot be read has no like.
 
     Args:
         name: the path at each of `count` places.
         shown: gives back the places that it gets, and shows how far they are under the title that it gets.
     """
-    places, group = np.arange(count), np.zeros(count, np.int64)
+    groups = [[*range(count)]]
     for title, look in (("sizes", _size), ("parts", _digest_of_middle), ("contents", _digest)):
-        found = np.fromiter((look(name(place)) for place in shown(places, title)), np.int64, len(places))
-        order = np.lexsort((places, found, group))
-        places, found, group = places[order], found[order], group[order]
-        number = np.cumsum((np.diff(group, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0))
-        kept = (np.bincount(number)[number] > 1) & (found >= 0)
-        places, group = places[kept], number[kept]
-    return np.split(places, np.flatnonzero(np.diff(group)) + 1) if len(places) else []
+        group_of = {place: number for number, group in enumerate(groups) for place in group}
+        alike = defaultdict[tuple[int, int], list[int]](list)
+        for place in shown([*group_of], title):
+            if (found := look(name(place))) >= 0:
+                alike[group_of[place], found].append(place)
+        groups = [group for group in alike.values() if len(group) > 1]
+    return groups
 
 
 def _size(path: str) -> int:
