@@ -79,28 +79,25 @@ def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...]
     small may not stand for much, and nothing holds itself. Raises UserError if it holds something else, or more than a
     file may hold; the error names the file `source`, and the field below `name`.
     """
-    found: dict[str, Any] = {}
-    waiting: list[tuple[Any, Any, Any, str, int]] = [(found, "", value, name, 0)]  # the last is its level
     values = letters = 0
-    while waiting:
-        place, key, part, name, level = waiting.pop()
-        problem, pairs = "", []
-        if isinstance(part, dict):
-            place[key], pairs = dict.fromkeys(part), [*part.items()]
-            problem = next(filter(None, (_problem(inner) for inner in part)), "")
-        elif isinstance(part, list | tuple | set | frozenset):
-            place[key], pairs = [None] * len(part), [*enumerate(part)]
-        else:
-            place[key], problem = part, "" if isinstance(part, kept) else _problem(part)
-        texts = [part, *(inner for inner, _ in pairs)]
-        values, letters = values + len(pairs), letters + sum(len(text) for text in texts if isinstance(text, str))
+
+    def made(part: Any, name: str, level: int) -> Any:
+        nonlocal values, letters
+        is_dict, is_list = isinstance(part, dict), isinstance(part, list | tuple | set | frozenset)
+        pairs = [*part.items()] if is_dict else [*enumerate(part)] if is_list else []
+        leaves = [*part] if is_dict else [] if is_list else [part]
+        values, letters = values + len(pairs), letters + sum(len(leaf) for leaf in leaves if isinstance(leaf, str))
+        problems = (_problem(leaf) for leaf in leaves if is_dict or not isinstance(leaf, kept))
+        problem = next(filter(None, problems), "")
         if values > MOST_VALUES or letters > MOST_LETTERS or (pairs and level == DEEPEST):
             most = f"{MOST_VALUES:,} values, {MOST_LETTERS:,} letters or {DEEPEST} levels"
             problem = f"too large: a file may hold {most}"
         if problem:
             raise UserError(f"{source}: {name or 'its content'} cannot be used: it is {problem}")
-        waiting += ((place[key], inner, each, f"{name}.{inner!s:.40}".lstrip("."), level + 1) for inner, each in pairs)
-    return found[""]
+        found = {key: made(each, f"{name}.{key!s:.40}".lstrip("."), level + 1) for key, each in pairs}
+        return found if is_dict else [*found.values()] if is_list else part
+
+    return made(value, name, 0)
 
 
 def _problem(value: Any) -> str:
