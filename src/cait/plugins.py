@@ -130,7 +130,7 @@ def of_kind(kind: str) -> list[Any]:
     return [value for value in values if not isinstance(value, ModuleType)]  # a file of this name is no kind
 
 
-def merged(kind: str) -> dict[str, Any]:
+def by_name(kind: str) -> dict[str, Any]:
     """The dictionaries that the extras have under this name, in one."""
     return {key: value for part in of_kind(kind) for key, value in part.items()}
 

@@ -48,7 +48,7 @@ OTHER_NAMES = {"train": "fit", "validate": "eval", "test": "eval"}
 
 def verbs() -> dict[str, Verb]:
     """The verbs of the core, and those of the extras by name."""
-    return VERBS | dict(sorted(plugins.merged("VERBS").items()))
+    return VERBS | dict(sorted(plugins.by_name("VERBS").items()))
 
 
 def help_text() -> str:

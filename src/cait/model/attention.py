@@ -119,7 +119,7 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
 def backend_named(name: str) -> Callable[..., Tensor]:
     """What an `attention_backend` names: it computes what `reference` does. Raises UserError if there is none."""
     own = {"recompute": "cait.model.recompute:recompute", "reference": "cait.model.attention:reference"}
-    known = own if name in own else own | plugins.merged("ATTENTION_BACKENDS")
+    known = own if name in own else own | plugins.by_name("ATTENTION_BACKENDS")
     if name not in known:
         raise UserError(f"attention_backend must be one of {', '.join(known)}, got {name!r}")
     return references.locate(known[name])

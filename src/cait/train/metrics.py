@@ -257,7 +257,7 @@ class OneClass:
 
 def task_named(name: str | None, num_classes: int) -> Any:
     """The task of a name; None is `OneClass`. Raises UserError if no extra has it."""
-    tasks = plugins.merged("TASKS")
+    tasks = plugins.by_name("TASKS")
     if name is not None and name not in tasks:
         raise UserError(f"the network's task is {name}, which needs an extra that is not here")
     return locate(tasks[name])(num_classes) if name else OneClass(num_classes)

@@ -220,7 +220,7 @@ class RunSummary(Callback):
         return rows
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
-        command, verbs = self.run.program.command, plugins.merged("VERBS")
+        command, verbs = self.run.program.command, plugins.by_name("VERBS")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
         folder = f"--logdir {self.run_dir.parent}"
