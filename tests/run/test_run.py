@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
         rundir.folder_of("third")
+
+
+def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> None:
+    for age, name in enumerate(("step.ckpt", "best.ckpt", "previous.ckpt", "last.ckpt")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (100 - age, 100 - age))
+    names = [path.name for path in rundir.checkpoints(tmp_path)]
+    assert names == ["last.ckpt", "previous.ckpt", "step.ckpt", "best.ckpt"]
 
 
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
