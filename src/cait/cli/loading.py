@@ -72,6 +72,8 @@ def load(
 ) -> Any:
     """A trained run, to classify images with: `cait.load("logs/digits").predict("photo.jpg")`.
 
+    Raises UserError if there is no such run, or it cannot be used.
+
     Args:
         source: the run, as a name in logs/ or a folder, or a checkpoint in it. A run means its best checkpoint.
         raw: take the raw weights even if their moving average chose the checkpoint.
@@ -82,9 +84,6 @@ def load(
 
     Returns:
         the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
-
-    Raises:
-        UserError: there is no such run, or it cannot be used.
     """
     path, folder = checkpoint_of(str(source), "load")
     with trust.only_own(trust_config):

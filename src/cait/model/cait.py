@@ -32,14 +32,13 @@ def create_model(
 ) -> CaiT:
     """Build one of the paper's ten models, xxs24 to m48, with fresh weights.
 
+    Raises UserError for an unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
+
     Args:
         img_size: side of the square input in pixels, a multiple of the patch size.
         drop_path_rate: stochastic depth; None takes the paper's rate for this model.
         pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
         fields: any other field of `cait.model.config.CaiTConfig`, or of an extra.
-
-    Raises:
-        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
     """
     config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
     model = references.locate(config.network)(config)

@@ -117,10 +117,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def variant_config(name: str, **fields: Any) -> CaiTConfig:
     """The configuration of a named variant; `fields` that are not None replace values of its row.
 
-    When `depth` is changed, ε follows the new depth.
-
-    Raises:
-        UserError: the name is not one of the ten, or a field does not exist.
+    When `depth` is changed, ε follows the new depth. Raises UserError if the name is not one of the ten, or a field
+    does not exist.
     """
     if name not in VARIANTS:
         raise UserError(f"unknown model {name!r}; choose one of {', '.join(VARIANTS)}")

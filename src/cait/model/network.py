@@ -112,8 +112,7 @@ class InitialWeights:
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
     """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
-    Raises:
-        UserError: no network has this name, or it does not take these arguments.
+    Raises UserError if no network has this name, or it does not take these arguments.
     """
     if name in VARIANTS:
         create_model = references.locate("cait.model.cait:create_model")  # by name: a project may delete CaiT

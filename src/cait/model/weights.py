@@ -156,13 +156,11 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     """Load the weights that timm publishes of the network `name`, one of the paper's or "timm/<name>".
 
     The paper's are the release's, distilled on ImageNet-1k, at the resolution nearest to the model's. What is in the
-    Hugging Face cache is read without asking the hub.
+    Hugging Face cache is read without asking the hub. Raises UserError if timm has none of this network, or of other
+    fields, or the hub cannot be reached.
 
     Returns:
         timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
-
-    Raises:
-        UserError: timm has none of this network, or of other fields, or the hub cannot be reached.
     """
     import timm
 
