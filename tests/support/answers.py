@@ -247,6 +247,7 @@ def _card(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
         _done(run, "eval", "--trainer.accelerator=cpu", "--trainer.devices=1")
     _done(run, "card", "me/own")
     code = re.search(r"```python\n(.*?)```", _text(run / "card/README.md"), re.S)[1]
+    code = code.replace(":.3f}", ":.9f}")  # which side of .5 a probability is
     readable, found = dict(zip(_raw_names(run), _class_names(run), strict=True)), Answers()
     for image in images:
         typed = code.replace("hf_hub:me/own", f"local-dir:{run / 'card'}").replace('"image.jpg"', repr(image))
