@@ -177,7 +177,7 @@ def test_any_network_does_without_cait(copy: Path) -> None:
     run(copy, "export", "other")
     assert (copy / "logs/other/export/model.pt2").exists()
     images = str(next((copy / "data/digits/val").iterdir()))
-    assert "maps" in run(copy, "visualize", "other", f"--images={images}")
+    assert "logs/other/visualize/" in run(copy, "visualize", "other", f"--images={images}")
     refused = started(copy, *fit, "--run_name=cait")
     told = refused.communicate(timeout=LIMIT)[0].splitlines()
     assert refused.returncode == 2

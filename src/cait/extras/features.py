@@ -21,7 +21,6 @@ from cait.data.dataset import EvalImages, Samples
 from cait.data.reading import UnreadableImages
 from cait.errors import UserError
 from cait.model.network import in_evaluation, logits_of
-from cait.model.weights import classifiers
 
 BATCH = 64
 SIDE = 64
@@ -98,6 +97,8 @@ def extract(
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
     """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
+    from cait.model.weights import classifiers  # here, because runs that take no features do not load it
+
     seen: list[Tensor] = []
     for layer in [head] if head else classifiers(network)[:1]:
         hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
