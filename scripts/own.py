@@ -76,8 +76,8 @@ def delete(keep: set[str]) -> re.Pattern[str]:
     shared = {path: importers(path) for path in EXTRAS.glob("[a-z]*.py")}
     while unused := [path for path, users in shared.items() if not any(map(is_source, users))]:
         for path in unused:
-            for name in (path, *shared.pop(path)):
-                name.unlink()
+            for name in (path, path.with_suffix(".html"), *shared.pop(path)):
+                name.unlink(missing_ok=True)
     return re.compile("|".join([*sorted(words), *(rf"(?<![\w.]){re.escape(name)}\b" for name in gone)]))
 
 

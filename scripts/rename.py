@@ -46,7 +46,7 @@ def rules(root: Path, old: str, new: str) -> list[tuple[re.Pattern[str], str]]:
     for path in source.rglob("*.py"):
         found |= {kind[1] + kind[2]: title + kind[2] for kind in OF_LIGHTNING.finditer(path.read_text())}
     names = [(re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), by) for name, by in found.items()]
-    names.append((re.compile(rf"\b{old.title()}\b"), title))
+    names.append((re.compile(rf"(?<!\.cait import )(?<!return )\b{old.title()}\b"), title))  # but timm's class
     return [*names, (re.compile(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])"), f"{new.upper()}_")]
 
 

@@ -5,6 +5,8 @@ house: $(TOOLS) ## Run the tests of this repository's own discipline: sizes, imp
 .PHONY: own
 own: $(TOOLS) ## Make a project of your own: NAME=mypackage KEEP="recipe visualize" (docs/your_project.md)
 	@$(BIN)/python scripts/own.py $(call option,,$(NAME)) --keep '$(KEEP)'
+	@$(BIN)/python -m pip uninstall --quiet --yes cait-lightning 2>/dev/null || true
+	-@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) lock
 	@$(MAKE) test
 
 .PHONY: rename

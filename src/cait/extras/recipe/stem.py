@@ -1,4 +1,4 @@
-"""What makes tokens of images in place of the paper's projection of patches: convolutions; docs/stems.md."""
+"""What makes tokens of images in place of the paper's projection of patches: convolutions."""
 
 from __future__ import annotations
 

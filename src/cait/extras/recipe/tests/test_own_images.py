@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from harness import REPO
+from harness import REPO, rows
 from PIL import Image
 
+from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import not_listed
@@ -313,10 +314,11 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert pace is not None
     assert min(pace.image, pace.start) > 0
     assert depths == [3]
-    named = [f"{path.relative_to(root)},{path.parent.name};any" for path in sorted(root.glob("*/*"))]
-    Path("several.csv").write_text("\n".join(["path,label", *named]))
-    several = quick | {"data.labels": "several.csv", "data.multi_label": True}
-    assert Trial().run(recipe(folder, several).held) is not None
+    if "annotations" in plugins.extras():
+        named = [f"{path.relative_to(root)},{path.parent.name};any" for path in sorted(root.glob("*/*"))]
+        Path("several.csv").write_text("\n".join(["path,label", *named]))
+        several = quick | {"data.labels": "several.csv", "data.multi_label": True}
+        assert Trial().run(recipe(folder, several).held) is not None
     assert Trial().run(recipe(folder, quick | {"model.optimizer": "nope"}).held) is None
     small, large = (Trial().step(quick | {"model.name": "timm/resnet10t"}, size) for size in (32, 128))
     assert 0 < small < large
@@ -454,7 +456,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
     main(["eval", "my-photos"])
     scores = json.loads((run / "evaluation.json").read_text())["raw"]
     assert scores["images"] == 3
-    assert f"val/acc1_macro {scores['acc1_macro']:.2f} %" in output
+    assert scores["acc1_macro"] == pytest.approx(max(float(row["val/acc1_macro"] or 0) for row in rows(run)))
 
     fill(tmp_path / "my photos", {"new": 6})
     brief = ["--data.balance=null", "--trainer.max_steps=1", "--baselines=false"]
