@@ -9,9 +9,10 @@ import argparse
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from cait import disk
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, to_install
 from cait.extras.publish.formats import ANY, Forward, write_onnx, write_timm, write_torch_export
 from cait.guards import trust
 from cait.model import network
@@ -30,29 +31,24 @@ TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
 
 
-class Format(NamedTuple):
-    write: Callable[[Any, Path, Mapping[str, Any], Sequence[int]], Forward]
-    """Called with (network, path, metadata, input shape); returns what the reading library reads."""
-    file: str
-    """Default name of the file, or of the directory if it has no suffix."""
-
-
-FORMATS = {
-    "timm": Format(write_timm, "timm"),
-    "torch_export": Format(write_torch_export, "model.pt2"),
-    "onnx": Format(write_onnx, "model.onnx"),
-}
+Write = Callable[[Any, Path, Mapping[str, Any], Sequence[int]], Forward]
+"""Called with (network, path, metadata, input shape); returns what the reading library reads."""
+WRITE: dict[str, Write] = {"timm": write_timm, "torch_export": write_torch_export, "onnx": write_onnx}
+FILES = {"timm": "timm", "torch_export": "model.pt2", "onnx": "model.onnx"}
+"""Default name of the file, by format; timm's is a directory."""
 
 
 def export_run(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
     options = Options("export", "Write the best network of a run for other programs.")
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument("--format", choices=FORMATS, default="timm", help="default timm")
+    options.add_argument("--format", choices=WRITE, default="timm", help="default timm")
     options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
     given = options.parse_args(arguments)
+    if given.format == "onnx" and not (find_spec("onnxruntime") and find_spec("onnxscript")):
+        raise UserError(f"ONNX needs more packages: {to_install('[export]')}")
     files, difference = write(given.run, given.format, given.output, given, program)
     for file in files:
         print(os.path.relpath(file))
@@ -69,7 +65,7 @@ def write(
     shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
     place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
     metadata = values(loaded.data.preprocessing) | loaded.task.metadata
-    return export(loaded.network, output or place / FORMATS[format].file, format, metadata, shape, names)
+    return export(loaded.network, output or place / FILES[format], format, metadata, shape, names)
 
 
 def export(
@@ -87,7 +83,7 @@ def export(
     Args:
         model: the network; it is not changed. If it has several outputs, the first are the logits.
         output: the file to write, or the directory. Files of the same name are replaced.
-        format: one of FORMATS.
+        format: one of WRITE.
         preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record. It and
             the classes' names go with the weights.
         input_shape: (C, S, S); a CaiT knows its own.
@@ -97,7 +93,7 @@ def export(
         the files, and the largest difference of a logit between the network and what was written.
     """
     output = Path(output).resolve()
-    disk.check_output(output, folder=not Path(FORMATS[format].file).suffix)
+    disk.check_output(output, folder=format == "timm")
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
@@ -106,7 +102,7 @@ def export(
     output.parent.mkdir(parents=True, exist_ok=True)
     # Beside the place, hidden: on one disk, so moving is one step.
     with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
-        forward = FORMATS[format].write(model, Path(scratch) / output.name, metadata, shape)
+        forward = WRITE[format](model, Path(scratch) / output.name, metadata, shape)
         difference = (_logits(forward, shape) - expected).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):  # it may be NaN
             raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; {ANY}")

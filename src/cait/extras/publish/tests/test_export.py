@@ -23,7 +23,6 @@ import cait
 from cait.cli import main
 from cait.data.reading import load_rgb
 from cait.errors import UserError
-from cait.extras import publish
 from cait.extras.publish import exporting
 from cait.extras.publish.exporting import export
 from cait.model import network
@@ -77,7 +76,7 @@ def told(path: Path, format: str) -> dict[str, Any]:
 )
 def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model = random_network(**fields)
-    path = tmp_path / "sub" / exporting.FORMATS[format].file
+    path = tmp_path / "sub" / exporting.FILES[format]
     names = [f"class {index}" for index in range(model.config.num_classes)]
     files, _ = export(model, path, format, PREPARED, class_names=names)
     assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
@@ -276,7 +275,7 @@ def test_a_network_may_have_further_outputs(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxscript" else name)
     hint = r"\.venv/bin/pip install --editable '\.\[export\]'"
-    with pytest.raises(UserError, match=f"needs the package onnxscript: {hint}"):
-        publish.export(["mine", "--format", "onnx"], Program())
+    with pytest.raises(UserError, match=f"ONNX needs more packages: {hint}"):
+        exporting.export_run(["mine", "--format", "onnx"], Program())
