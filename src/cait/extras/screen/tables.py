@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -148,13 +148,17 @@ def attention_in_use(model: nn.Module) -> str:
 def show(rows: dict[str, str], title: str) -> None:
     """Print the rows in a frame on a terminal, as unwrapped lines in a file or a pipe."""
     console = rich.get_console()  # the console of the bar, which makes room above it
-    table = Table.grid(padding=(0, 2))
-    for name, text in rows.items():
-        table.add_row(Text(name), Text(printable(text)))
     if console.is_terminal:
-        console.print(Panel(table, title=Text(printable(title)), title_align="left", expand=False))
+        console.print(framed(rows.items(), title))
     else:
         print(*(f"{name:10}{printable(text)}" for name, text in rows.items()), sep="\n", flush=True)
+
+
+def framed(rows: Iterable[tuple[str, str]], title: str) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return Panel(table, title=Text(printable(title)), title_align="left", expand=False)
 
 
 class RunSummary(Callback):
@@ -186,11 +190,8 @@ class RunSummary(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
-            table = Table.grid(padding=(0, 2))
-            for row in [*self._results(trainer), ("", ""), *self._commands(trainer)]:
-                table.add_row(*row)
-            title = Text(printable(f"run {self.run_dir.name}"))
-            console().print(Panel(table, title=title, title_align="left", expand=False))
+            rows = [*self._results(trainer), ("", ""), *self._commands(trainer)]
+            console().print(framed(rows, f"run {self.run_dir.name}"))
 
     def _results(self, trainer: Trainer) -> list[tuple[str, str]]:
         checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
