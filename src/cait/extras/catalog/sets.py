@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torchvision.datasets.utils import verify_str_arg
 
 from cait import disk
 from cait.data.dataset import MapSamples
-from cait.errors import UserError, one_line, to_install
+from cait.errors import UserError, one_line
 from cait.extras.catalog import Catalog
 
 TORCHVISION: dict[str, Any] = {
@@ -72,10 +71,6 @@ def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
     key, target = catalog.input_key, catalog.target_key
     if not catalog.download:
         os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # the package reads it on import
-    try:
-        importlib.import_module("datasets")
-    except ImportError as error:
-        raise UserError(f"{root} needs Hugging Face's package: {to_install('datasets')}") from error
     try:
         reader = create_reader(root, root=catalog.data_dir, split=split, input_key=key, target_key=target)
     except Exception as error:  # of many kinds, with lines of advice

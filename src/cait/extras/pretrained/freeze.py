@@ -37,9 +37,17 @@ class Freeze(Callback):
         self.held: list[nn.Module] = []
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Freeze. The network has been built, and its weights, shards and optimizer come later."""
-        if stage == "fit" and pl_module.hparams.get("freeze"):
-            freeze(pl_module.model, pl_module.name)
+        """Freeze all but the head. The network has been built, and its weights, shards and optimizer come later."""
+        if stage != "fit" or not pl_module.hparams.get("freeze"):
+            return
+        from cait.model.weights import classifier_keys  # here, because runs that freeze nothing do not load it
+
+        trained = classifier_keys(pl_module.model)
+        if not trained:
+            raise UserError(f"{pl_module.name} has no classifier, which model.freeze needs: give it get_classifier()")
+        for key, weight in pl_module.model.named_parameters():
+            if key not in trained:
+                weight.requires_grad_(False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         parts, start = list(pl_module.model.modules()), pl_module.initial_weights
@@ -55,15 +63,3 @@ class Freeze(Callback):
         for part in self.held:  # in each step, because others put the whole network into training
             if part.training:
                 part.eval()
-
-
-def freeze(network: nn.Module, name: str) -> None:
-    """Let no gradient reach the weights of all but the head. Raises UserError if the network has none."""
-    from cait.model.weights import classifier_keys  # here, because runs that freeze nothing do not load it
-
-    trained = classifier_keys(network)
-    if not trained:
-        raise UserError(f"{name} has no classifier, which model.freeze needs: give it get_classifier()")
-    for key, weight in network.named_parameters():
-        if key not in trained:
-            weight.requires_grad_(False)

@@ -41,11 +41,13 @@ class SolveHead(Callback):
         start: Any = trainer
         if start.ckpt_path is not None or start.fast_dev_run or not self._is_new(pl_module):
             return
-        if reason := unsolvable(pl_module):
+        layers = classifiers(pl_module.model)
+        if other := [layer for layer in layers if not isinstance(layer, nn.Linear) or layer.bias is None]:
+            reason = f"{pl_module.name} ends in {type(other[0]).__name__}, not in Linear with a bias"
             rank_zero_info(f"the head is not solved, it starts at random: {reason}")
             return
         rank_zero_info("solving the head on the features of the training images")
-        for layer in classifiers(pl_module.model):
+        for layer in layers:
             solve_layer(trainer, pl_module, layer)
         self.is_solved = True
 
@@ -72,14 +74,6 @@ class SolveHead(Callback):
 
 def head_weights(pl_module: Any) -> list[Tensor]:
     return [layer.weight.detach() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")]
-
-
-def unsolvable(pl_module: Any) -> str:
-    """Why the head cannot be solved; empty if it can."""
-    for layer in classifiers(pl_module.model):
-        if not isinstance(layer, nn.Linear) or layer.bias is None:
-            return f"{pl_module.name} ends in {type(layer).__name__}, not in Linear with a bias"
-    return ""
 
 
 def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,15 @@ from cait.run.program import Program
 
 def features(arguments: list[str], program: Program) -> None:
     """Write the features of images, unpickled. Those that cannot be read are named on the screen and left out."""
-    given = _options(arguments)
+    options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
+    networks.add_options(options)
+    where: dict[str, Any] = dict(type=Path, required=True)
+    options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
+    options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
+    given = options.parse_args(arguments)
+    if given.output.exists():
+        raise UserError(f"{given.output} exists: name another file")
+    disk.check_output(given.output)
     checkpoint, folder = networks.chosen(given, "take features of")
     files, class_names = listed(given.images)
     import numpy as np
@@ -44,19 +51,6 @@ def features(arguments: list[str], program: Program) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     count, width = found.features.shape
     print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
-    networks.add_options(options)
-    where: dict[str, Any] = dict(type=Path, required=True)
-    options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
-    options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
-    given = options.parse_args(arguments)
-    if given.output.exists():
-        raise UserError(f"{given.output} exists: name another file")
-    disk.check_output(given.output)
-    return given
 
 
 def listed(root: Path) -> tuple[Files, list[str]]:

@@ -26,7 +26,7 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
     folders = {name: rundir.folder_of(name) for name in given.runs}
-    settings = [settings_of(folder) for folder in folders.values()]
+    settings = [flatten(saved.of_run(folder)) for folder in folders.values()]
     logged = {name: curves.read(folder) for name, folder in folders.items()}
     if len(folders) > 1:
         _print("setting", [*folders], differing(settings))
@@ -39,16 +39,10 @@ def compare(arguments: list[str], program: Program) -> None:
     print(os.path.relpath(output))
 
 
-def settings_of(folder: Path) -> Settings:
-    """The run's config.yaml as {"model.lr": 0.001, ...}, without its own name and places."""
-    found = flatten(saved.of_run(folder))
-    return {name: value for name, value in found.items() if name not in NOT_SETTINGS}
-
-
 def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
     found = {}
-    for name in sorted({name for settings in all_settings for name in settings}):
+    for name in sorted({name for settings in all_settings for name in settings}.difference(NOT_SETTINGS)):
         values = [as_text(settings[name]) if name in settings else "-" for settings in all_settings]
         if len(set(values)) > 1:
             found[name] = values

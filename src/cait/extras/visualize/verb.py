@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from pathlib import Path
@@ -18,7 +17,13 @@ from cait.run.program import Program
 
 def visualize(arguments: list[str], program: Program) -> None:
     """Draw the maps of images, and put them on an HTML page with what a run has logged."""
-    given = _options(arguments)
+    options = Options("visualize", "Draw where a network looks in images, and a page of what the network gets wrong.")
+    networks.add_options(options)
+    options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
+    options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
+    options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
+    options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
+    given = options.parse_args(arguments)
     checkpoint, folder = networks.chosen(given, "visualize")
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
@@ -32,13 +37,3 @@ def visualize(arguments: list[str], program: Program) -> None:
         output.mkdir(parents=True, exist_ok=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    options = Options("visualize", "Draw where a network looks in images, and a page of what the network gets wrong.")
-    networks.add_options(options)
-    options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
-    options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
-    options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
-    options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
-    return options.parse_args(arguments)
