@@ -13,14 +13,7 @@ from cait.extras.display import root_name
 from cait.run import rundir
 
 NUMBER = (int, float)
-SET = {
-    "images": int,
-    "acc1?": NUMBER,
-    "acc5?": NUMBER,
-    "acc1_macro?": NUMBER,
-    "mAP?": NUMBER,
-    "f1?": NUMBER,
-}
+SET = {"images": int, **dict.fromkeys(("acc1?", "acc5?", "acc1_macro?", "mAP?", "f1?"), NUMBER)}
 FIGURES = {**SET, "per_class": {...: (int, float, type(None))}, "real?": SET, "extra?": {...: SET}}
 ABOUT = {
     **{"model": str, "epoch": int, "step": int, "img_size": int, "root": str, "class_names": [str]},

@@ -17,6 +17,7 @@ from cait.data.listing import Files, same_bytes
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError, console, say, tell
+from cait.extras.features import evenly
 from cait.extras.frames import told_of_frames
 from cait.run.program import Program
 
@@ -135,8 +136,8 @@ def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
     seen: list[Seen] = []
     unreadable: list[str] = []
     total = len(train) + len(val)
-    count = min(images, total)
-    for place in (number * total // count for number in range(count)):
+    places = evenly(total, images)
+    for place in places:
         samples, index = (train, place) if place < len(train) else (val, place - len(train))
         try:
             raw, label = samples[index]
@@ -146,7 +147,7 @@ def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
             continue
         thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)))
         seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
-    spread = "" if count == total else f" of {total:,}, spread evenly"
+    spread = "" if len(places) == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
     print(f"decoded {len(seen):,} images{spread}{failed}")
     return seen, unreadable

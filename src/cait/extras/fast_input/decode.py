@@ -165,15 +165,10 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
         try:
             image = _fast(data, name, decoder, reading)
             image = Grey(image) if reading.in_chans == 1 else image
-            return DecodedImage(_whole(image)) if whole else image
+            return DecodedImage(image.crop((0, 0, *image.size[::-1]))) if whole else image
         except Exception:  # of any kind; Pillow decides
             pass
     return _by_pillow(BytesIO(data), name, reading)
-
-
-def _whole(image: OpenImage) -> np.ndarray:
-    width, height = image.size
-    return image.crop((0, 0, height, width))
 
 
 def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
