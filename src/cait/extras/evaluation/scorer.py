@@ -23,8 +23,6 @@ from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_
 from cait.extras.scores import WEAKEST, weakest
 from cait.train.callbacks import EMA
 
-BINS = 15
-"""Of the calibration error."""
 CLASSES_IN_MATRIX = 1000
 """With more classes there is no confusion matrix: it would take gigabytes."""
 
@@ -36,7 +34,7 @@ class Counts(nn.Module):
         super().__init__()
         quick: dict[str, Any] = dict(ignore_index=-1, validate_args=False)
         self.confusion = MulticlassConfusionMatrix(num_classes, **quick) if num_classes <= CLASSES_IN_MATRIX else None
-        self.calibration = MulticlassCalibrationError(num_classes, BINS, **quick)
+        self.calibration = MulticlassCalibrationError(num_classes, **quick)  # of 15 bins
         self.real_acc1, self.real_acc5, self.real_images = MeanMetric(), MeanMetric(), SumMetric()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:

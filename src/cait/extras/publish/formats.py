@@ -28,7 +28,6 @@ TIMM_FIELDS = (
     *("mlp_ratio", "qkv_bias"),
 )
 """The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
-TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
 ANY = "timm takes CaiT as published and its own networks, onnx and torch_export take any"
 
 
@@ -36,7 +35,7 @@ def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
     network = model if type(model).__module__.startswith("timm.") else _in_timm(model)
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
-    prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
+    prepared = {name: metadata[name] for name in ("mean", "std", "crop_pct", "interpolation") if name in metadata}
     if (fit := metadata.get("fit", "crop")) != "crop":
         prepared["crop_mode"] = CROP_MODES[fit]
     data_config = {"input_size": tuple(shape), **prepared}
