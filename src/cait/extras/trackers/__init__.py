@@ -1,9 +1,12 @@
 """Log a run to W&B, MLflow or Comet beside metrics.csv."""
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from cait.errors import UserError
+from cait.errors import UserError, to_install
+from cait.guards import configurations
 from cait.plugins import Run, Setting
+from cait.run.program import Program
 
 SETTINGS = [
     Setting(
@@ -19,6 +22,17 @@ SETTINGS = [
         "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}.",
     ),
 ]
+
+
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml"}
+
+
+def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
+    """Change nothing; refuse a tracker whose package is missing before anything that takes long is imported."""
+    name = dict(configurations.options(arguments)).get("logger")
+    if verb == "fit" and name in PACKAGES and find_spec(PACKAGES[name]) is None:
+        raise UserError(f"--logger {name} needs its package: {to_install(PACKAGES[name].replace('_', '-'))}")
+    return arguments
 
 
 def callbacks(run: Run) -> list[Any]:

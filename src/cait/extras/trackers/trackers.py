@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 import re
 import uuid
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ from cait.settings import flatten
 
 PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
+
+MOST = 250
+"""Signs of a name in MLflow."""
 
 
 class RunMLFlow(MLFlowLogger):
@@ -38,8 +42,14 @@ class RunMLFlow(MLFlowLogger):
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values under names that MLflow takes, of letters, digits, spaces and _ . / -."""
-    return {re.sub(r"[^A-Za-z0-9_./ -]", "_", name): value for name, value in values.items()}
+    """The values under names that MLflow takes: letters, digits and _ . - in a path of at most 250 signs, all apart."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        new = posixpath.normpath(re.sub(r"[^A-Za-z0-9_./ -]", "_", name)).lstrip("./")[-MOST:] or "_"
+        while new in found:
+            new = f"{new}_"[-MOST:]
+        found[new] = value
+    return found
 
 
 def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -> Logger:

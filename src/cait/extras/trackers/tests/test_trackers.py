@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import SMALL
+from harness import SMALL, python
 from mlflow.tracking import MlflowClient
 
 from cait.cli import main
@@ -51,13 +51,20 @@ def test_a_resumed_run_goes_on_in_mlflow_under_its_id(here: Path, monkeypatch: p
 def test_names_that_mlflow_refuses_are_renamed_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
-    odd = ["recall@5", "größe", "tab\tname", "f1 (macro)", "a/b"]
+    odd = ["recall@5", "recall#5", "größe", "/z", "a//b", "a/../b", "..", "", "x" * 300, "tab\tname", "f1 (macro)"]
     logger = tracker("mlflow", {}, tmp_path / "one", resumed=False)
     logger.log_metrics(dict.fromkeys(odd, 1.0), 1)
     logger.log_hyperparams({name: name for name in odd})
     logged = logger.experiment.get_run(logger.run_id).data
     assert len(logged.metrics) == len(logged.params) == len(odd)
     assert {"recall_5", "f1 _macro_", "a/b"} <= logged.metrics.keys()
+
+
+def test_a_missing_package_is_told_before_pytorch_is_imported() -> None:
+    hide = "from importlib import util; f = util.find_spec; util.find_spec = lambda n: None if n=='comet_ml' else f(n)"
+    run = "from cait.cli import main; sys.modules['torch'] = None; main(['fit', '--logger=comet'])"
+    told = python(f"import sys; {hide}; {run}").stderr
+    assert told == "cait: error: --logger comet needs its package: .venv/bin/pip install comet-ml\n"
 
 
 def test_wandb_offline_keeps_its_id(tmp_path: Path) -> None:
