@@ -16,8 +16,7 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras import curves
-from cait.guards.configurations import check_run_name
-from cait.guards.configurations import options as given_options
+from cait.guards.configurations import check_run_name, typed
 from cait.run import rundir
 from cait.run.program import Program
 from cait.train.metrics import best_mode
@@ -40,12 +39,13 @@ def crossval(arguments: list[str], program: Program) -> None:
     parser = Options("crossval", DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="the folder of the runs, in logs/")
     given, settings = parser.parse_known_args(arguments)
-    names = dict(given_options(settings))
-    if taken := names.keys() & {"data.fold", "run_name", "trainer.default_root_dir"}:
+    names, options = typed(settings), Options("crossval")
+    if taken := names & {"data.fold", "run_name", "trainer.default_root_dir"}:
         raise UserError(f"`cait crossval` chooses --{' and --'.join(sorted(taken))} itself; leave it out")
     if "data.folds" not in names:
         settings.append(f"--data.folds={FOLDS}")
-    count = _count(dict(given_options(settings))["data.folds"])
+    options.add_argument("--data.folds", dest="folds", nargs="?")
+    count = _count(options.parse_known_args(settings)[0].folds)
     check_run_name(given.name)
     folder = rundir.LOGS / given.name
     disk.check_inside(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cait import ckpt, disk
-from cait.cli.options import TRUST, Options, replaced, split_trust
+from cait.cli.options import TRUST, Line, Options, split_trust
 from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
@@ -44,10 +44,9 @@ def replay(arguments: list[str], program: Program) -> None:
     asked.folder = rundir.folder_of(named[0]) if named else None
     asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
     disk.check_output(asked.output, folder=True)
-    settings = [f"--config={rundir.config(asked.folder)}", *given] if named else replaced("fit", given, program)
     _choose_start(asked)
     with _kept_start(asked):
-        _run(asked, settings, trusted, program)
+        _run(asked, given, trusted, program)
 
 
 def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
@@ -112,9 +111,15 @@ def _duplicate(path: Any, copy: Any) -> None:
         shutil.copyfile(path, copy)
 
 
-def _run(asked: Namespace, settings: list[str], trusted: bool, program: Program) -> None:
+def _run(asked: Namespace, given: list[str], trusted: bool, program: Program) -> None:
     from cait.guards import trust
     from contrib.replay.retraining import ReplayCLI
 
     with trust.only_own(trusted):
-        ReplayCLI(asked, ["fit", *settings], program, trust.own_settings(settings))
+        line = Line("fit", given, trust.settings)
+        if asked.folder:
+            config = rundir.config(asked.folder)
+            line.layers.insert(0, (config, trust.settings(config)))
+        else:
+            line.extend(program)
+        ReplayCLI(asked, line, program)

@@ -30,7 +30,7 @@ KINDS = {
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields are settings of "data" or "model"; '
     'or {"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
-    "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
+    "add_settings": "(line, program): adds settings to a command line before it is parsed; see cait.cli.options.Line",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",

@@ -11,7 +11,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -194,6 +194,23 @@ def flatten(nested: dict[Any, Any], prefix: str = "") -> Settings:
         else:
             found[name] = value
     return found
+
+
+def nested(flat: Settings) -> Settings:
+    """What `flatten` has flattened: {"model.fields.depth": 36} as {"model": {"fields": {"depth": 36}}}."""
+    found: Settings = {}
+    for name, value in flat.items():
+        *groups, last = name.split(".")
+        place = found
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return found
+
+
+def is_in(name: str, groups: Iterable[str]) -> bool:
+    """Whether a setting is one of these, or in one: "a.b.c" is in "a", "a.b" and itself."""
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
 
 
 def as_text(value: Any) -> str:

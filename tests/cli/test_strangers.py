@@ -53,6 +53,7 @@ VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--train
 LONG = ("demo", "export", "replay")
 EACH = [*(name for name in VERBS if name not in LONG), *slow(*(name for name in VERBS if name in LONG))]
 NET, CALLBACK = "payload:net", "payload.Payload"
+CLASS_IN_YAML = f'{{"\\x63lass_path": {CALLBACK}}}'
 PAYLOAD = """
 import pathlib
 pathlib.Path(__file__).with_name("ran").touch()
@@ -209,13 +210,13 @@ HARMLESS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("hidden", ATTACKS.values(), ids=ATTACKS)
 def test_a_strangers_settings_are_not_run(hidden: dict[str, Any], bad: Path) -> None:
     """Those of the data, which other verbs take, name neither code nor a place to write to."""
-    given = [f"--config={bad / 'config.yaml'}"]
-    assert trust.own_settings(given)  # as it was signed
+    config = bad / "config.yaml"
+    assert trust.settings(config)  # as it was signed
     changed(bad, **hidden)
     with pytest.raises(UserError, match=re.escape(trust.REMEDY)):
-        trust.own_settings(given)
+        trust.settings(config)
     with trust.only_own(True):
-        assert trust.own_settings(given)
+        assert trust.settings(config)
     taken = ""
     with contextlib.suppress(UserError):
         taken = str(saved.data_settings(bad))
@@ -247,7 +248,8 @@ NAMED: dict[str, Mend] = {
     "a checkpoint's class": of_checkpoint(_class_path=CALLBACK),
     "a checkpoint's metric in a tuple": of_checkpoint(metrics=(("f1", NET),)),
     "a checkpoint's metrics in a set": of_checkpoint(metrics={NET}),
-    "a text that the parser reads": of_checkpoint(fields={"norm": f"{{class_path: {CALLBACK}}}"}),
+    "a text that is a class in YAML": lambda bad: changed(bad, model={"optimizer_args": {"own": CLASS_IN_YAML}}),
+    "a checkpoint's text that is a class in YAML": of_checkpoint(fields={"norm": CLASS_IN_YAML}),
     "a key that the parser takes apart": of_checkpoint(fields={"norm.class_path": CALLBACK}),
     "what is done to pixels": lambda bad: rewrite(
         bad, lambda content: of_data(content)["preprocessing"].update(augment_ops=[NET], root=NET)
@@ -312,10 +314,10 @@ def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
             trust.check_code(bad, {"metrics": {"f1": [name]}}, None)
 
 
-@pytest.mark.parametrize("text", [NET, f"{{class_path: {CALLBACK}}}", "norm.class_path", '"\\x63lass_path": x'])
-def test_code_is_named_in_text_at_any_depth(text: str) -> None:
-    """As the parser of the command line would read it, and wherever a file may put it."""
-    for value in (text, [[text]], {"a": {"b": (text,)}}, {text}, (("a", text),)):
+@pytest.mark.parametrize("named", [NET, CLASS_IN_YAML, {"class_path": CALLBACK}, {"norm.class_path": CALLBACK}])
+def test_code_is_named_at_any_depth(named: Any) -> None:
+    """Wherever a file may put it."""
+    for value in (named, [[named]], {"a": {"b": (named,)}}, (("a", named),)):
         with pytest.raises(UserError, match="which may do anything"):
             trust.check_code(Path("it"), disk.plain(value, "it"), None)
     with pytest.raises(UserError, match="names 1, which"):

@@ -24,6 +24,7 @@ from PIL import Image
 
 from cait import CaiTModule, ImageNetDataModule, plugins
 from cait.cli.lightning import CaiTCLI
+from cait.cli.options import Line
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.model.config import CaiTConfig
@@ -392,8 +393,9 @@ def run(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*given: str) -> Any:
         words = ["fit", *SMALL, f"--data.root={digits_root}", *given]
         monkeypatch.setattr(sys, "argv", ["cait", *words])
-        words = [f"--config={words[2]}" if word == "--config" else word for word in words if word != words[2]]
-        return Planned(words, Program(None, None, None))
+        line = Line("fit", words[1:])
+        line.extend(Program())
+        return Planned(line, Program())
 
     return run
 

@@ -54,10 +54,13 @@ def test_the_loss_curve_does_not_depend_on_accumulation(digits_root: Path, tmp_p
 
 
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
-    assert configurations.recipe(["--config=configs/digits.yaml", "--config=configs/trainer/debug.yaml"]) == "digits"
-    files = ["configs/trainer/gpu.yaml", "configs/digits.yaml", "configs/base.yaml"]
-    assert configurations.recipe([f"--config={file}" for file in files]) == "base"
-    assert configurations.recipe([]) == ""
+    for files, name in (
+        ("digits.yaml trainer/debug.yaml", "digits"),
+        ("trainer/gpu.yaml digits.yaml base.yaml", "base"),
+    ):
+        paths = map(configurations.found, files.split())
+        assert configurations.recipe((path, configurations.settings(path)) for path in paths) == name
+    assert configurations.recipe([(None, {"model": {}})]) == ""
 
 
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,7 @@ def _run(argv: list[str], program: Program) -> None:
         meant = OTHER_NAMES.get(name)
         hint = f"; did you mean {meant}?" if meant else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
-    from cait.guards.configurations import files_first
-
     if not known[name].quick and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
         tell("importing PyTorch ...")
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    known[name].load()(files_first(rest), program)
+    known[name].load()(rest, program)

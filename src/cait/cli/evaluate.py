@@ -13,13 +13,13 @@ from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli import saved
-from cait.cli.options import asks_for_help, replaced, split_run, split_trust
+from cait.cli.options import Line, asks_for_help, split_run, split_trust
 from cait.data.folder import FolderSource, composed, spelled
 from cait.errors import UserError, console
 from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import values
+from cait.settings import Settings, values
 
 USAGE = """\
 usage: cait eval RUN [settings of fit]
@@ -74,41 +74,39 @@ def evaluate(arguments: list[str], program: Program) -> None:
         return
     folder = None
     trusted, given = split_trust(arguments)
-    if "--help=all" in given:
-        settings = ["--help"]
-    elif given and given[0].startswith("-"):
-        settings = replaced("eval", given, program)
-    else:
-        folder, given = split_run("eval", given)
-        with trust.only_own(trusted):
-            settings = [*_settings_of(folder), *given]
-    from cait.cli.lightning import CaiTCLI
-
-    class ScoringCLI(CaiTCLI):
-        def validate(self, **arguments: Any) -> None:
-            Scoring(self, folder).run(arguments)
-
     with trust.only_own(trusted):
-        ScoringCLI(["validate", *settings], program, trust.own_settings(settings))
+        if "--help=all" in given:
+            line = Line("eval", ["--help"])
+        elif given and given[0].startswith("-"):
+            line = Line("eval", given, trust.settings)
+            line.extend(program)
+        else:
+            folder, given = split_run("eval", given)
+            line, scored = Line("eval", given, trust.settings), _settings_of(folder)
+            config = rundir.config(folder)
+            line.layers[:0] = [(config, trust.settings(config)), (None, scored)]
+        from cait.cli.lightning import CaiTCLI
+
+        class ScoringCLI(CaiTCLI):
+            def validate(self, **arguments: Any) -> None:
+                Scoring(self, folder).run(arguments)
+
+        ScoringCLI(line, program)
 
 
-def _settings_of(folder: Path) -> list[str]:
+def _settings_of(folder: Path) -> Settings:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
     This machine or the launcher says how many processes start, and not the run.
     """
-    checkpoint = rundir.best_checkpoint(folder, "score")
-    settings = [
-        f"--config={rundir.config(folder)}",
-        "--trainer.limit_val_batches=null",  # whatever part training looked at
-        "--trainer.overfit_batches=0",
-        f"--ckpt_path={checkpoint}",
-        f"--output={folder / rundir.EVALUATION}",
-        "--trainer.devices=auto",
-        "--trainer.num_nodes=1",
-    ]
+    every = {"limit_val_batches": None, "overfit_batches": 0}  # whatever part training looked at
+    settings: Settings = {
+        "trainer": every | {"devices": "auto", "num_nodes": 1},
+        "ckpt_path": str(rundir.best_checkpoint(folder, "score")),
+        "output": str(folder / rundir.EVALUATION),
+    }
     if (folder / rundir.VALIDATION).is_file():
-        settings.append("--data.val_list=null")  # `Scoring` reads that of the run, if the images are the run's
+        settings["data"] = {"val_list": None}  # `Scoring` reads that of the run, if the images are the run's
     return settings
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
-from cait.cli.options import asks_for_help, replaced, split_run, split_trust
+from cait.cli.options import Line, asks_for_help, split_run, split_trust
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import Settings
 
 USAGE = """\
 usage: cait resume RUN [options of fit]
@@ -20,13 +22,14 @@ the path of a folder. What you give now wins over the run's own settings.
 
 
 def fit(arguments: list[str], program: Program) -> None:
-    """Train. Extras may replace arguments first, such as a row of a table by its settings."""
+    """Train. Extras may add settings, such as the row of a table."""
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
         arguments = ["--help"]
-    settings = replaced("fit", arguments, program)
+    line = Line("fit", arguments)
+    line.extend(program)
     from cait.cli.lightning import CaiTCLI
 
-    CaiTCLI(["fit", *settings], program)
+    CaiTCLI(line, program)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -34,33 +37,33 @@ def resume(arguments: list[str], program: Program) -> None:
     if asks_for_help(arguments):
         print(USAGE)
         return
-    trusted, given = split_trust(arguments)
-    folder, given = split_run("resume", given)
-    arguments = _continue(folder, given, program)
-    from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 
+    trusted, given = split_trust(arguments)
+    folder, given = split_run("resume", given)
     with trust.only_own(trusted):
-        own_settings = trust.own_settings(arguments, program.processes.of_first)
-    CaiTCLI(arguments, program, own_settings)
+        config = rundir.config(folder)
+        read = partial(trust.settings, of_first=program.processes.of_first)
+        line = Line("fit", given, read)
+        line.layers[:0] = [(config, read(config)), (None, _place(folder, line.typed, program))]
+    from cait.cli.lightning import CaiTCLI
+
+    CaiTCLI(line, program)
 
 
-def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]:
-    """The arguments of `fit` that continue a run."""
-    config = rundir.config(folder)
-    # The folder may have been moved or renamed since its configuration was written.
-    place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
-    named = [override.split("=")[0] for override in overrides]
-    if "--best_metric" in named:  # the run's own --best_mode was for another
-        place += ["--best_mode", "null"]
-    if "--ckpt_path" not in named:
+def _place(folder: Path, typed: set[str], program: Program) -> Settings:
+    """The settings that continue a run where it lies: it may have been moved or renamed."""
+    place: Settings = {"trainer": {"default_root_dir": str(folder.parent)}, "run_name": folder.name}
+    if "best_metric" in typed:  # the run's own best_mode was for another
+        place["best_mode"] = None
+    if "ckpt_path" not in typed:
         from cait.run.checkpoints import newest_whole
 
         # One process reads the checksums; it alone decides.
         last = program.processes.of_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
         if last:
-            place += ["--ckpt_path", last]
-            sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
+            place["ckpt_path"] = last
+            sys.argv += ["--ckpt_path", last]  # the processes that Lightning starts continue from the same one
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
-    return ["fit", f"--config={config}", *place, *overrides]
+    return place

@@ -10,12 +10,10 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -25,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
 from cait import ckpt, disk, plugins, signature
-from cait.cli.options import SETTINGS
+from cait.cli.options import SETTINGS, Line
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, printable
 from cait.guards import configurations, refusals
@@ -36,7 +34,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
-from cait.settings import Settings, flatten
+from cait.settings import Settings, flatten, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import known_mode, metric_of_best
 from cait.train.module import CaiTModule
@@ -64,8 +62,8 @@ WARNINGS = (
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r".*number of training batches .* is smaller than the logging interval",
 )
-VERBS = {"fit": "fit", "validate": "eval"}
-"""The verbs of `cait` by those of LightningCLI that do their work."""
+SUBCOMMANDS = {"fit": "fit", "eval": "validate"}
+"""The verbs of LightningCLI that do the work of ours."""
 OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 """How settings end that may differ from machine to machine of a run."""
 
@@ -92,9 +90,8 @@ class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`.
 
     Args:
-        arguments: a verb of LightningCLI and its options.
+        line: the verb, and what is given to it.
         program: what `cait` was started with.
-        own_settings: the settings of runs, by their files, which have been read already; see `cait.guards.trust`.
     """
 
     lock: RunLock | None = None
@@ -106,16 +103,13 @@ class CaiTCLI(LightningCLI):
     """Whether the checkpoint stands for its moving average."""
 
     @refusals.in_one_line()
-    def __init__(
-        self, arguments: list[str], program: Program, own_settings: Mapping[Path, Settings] | None = None
-    ) -> None:
-        self.own_settings = own_settings or {}
-        self.arguments, self.program, self.processes = arguments, program, program.processes
+    def __init__(self, line: Line, program: Program) -> None:
+        self.line, self.program, self.processes = line, program, program.processes
         _hide_noise()
         threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
+        usage = f"cait {line.verb} [--NAME VALUE ...]"
         try:
             super().__init__(
                 program.module or CaiTModule,
@@ -125,7 +119,7 @@ class CaiTCLI(LightningCLI):
                 trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                parser_kwargs=strict | {arguments[0]: strict | {"usage": usage}},
+                parser_kwargs=strict | {SUBCOMMANDS[line.verb]: strict | {"usage": usage}},
             )
         except BaseException as error:
             if self.lock:
@@ -138,12 +132,13 @@ class CaiTCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the verb that is run: parsers for all verbs would take a third of a second more."""
-        return {self.arguments[0]: LightningCLI.subcommands()[self.arguments[0]]}
+        subcommand = SUBCOMMANDS[self.line.verb]
+        return {subcommand: LightningCLI.subcommands()[subcommand]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
         for setting in (*SETTINGS, *plugins.settings()):
-            if not setting.verbs or VERBS[self.arguments[0]] in setting.verbs:
+            if not setting.verbs or self.line.verb in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
@@ -154,37 +149,48 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        arguments = [self._checked(word) if word.startswith("--config=") else word for word in self.arguments]
+        subcommand, line = SUBCOMMANDS[self.line.verb], self.line
+        shown = [word for word in line.words if word.startswith("--print_config")]
+        words, config = [word for word in line.words if word not in shown], None
         try:
-            self.config = parser.parse_args(arguments)
+            for path, settings in line.layers:
+                config = parser.parse_object({subcommand: self._checked(path, settings)}, config)
+            config = parser.parse_args([subcommand, *words], config)
+            for step in line.steps:
+                given = line.given(config[subcommand].as_dict())
+                if added := step(given):
+                    line.layers.append((None, nested(added)))
+                    config = parser.parse_object({subcommand: nested(given | added)}, config)
+            self.config = parser.parse_args([subcommand, *shown], config) if shown else config
         except ArgumentError as error:
-            raise UserError(refusals.explain(str(error), VERBS[self.arguments[0]], self._known())) from error
+            raise UserError(refusals.explain(str(error), line.verb, self._known())) from error
         self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
-        if self.config.subcommand == "fit":
-            refusals.check_settings(self.config.fit.trainer)
-            refusals.check_callbacks(self.config.fit.trainer, self.config.fit.get("model.metrics") or {})
-            if self.config.fit.weights_only is False:
-                raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
-            if self.config.fit.ckpt_path is None:
-                self.given = refusals.Given(self.config.fit, self._parser("fit").get_defaults(), self.arguments)
-                self.given.check()
+        if line.verb == "fit":
+            self._check_settings()
+
+    def _check_settings(self) -> None:
+        config = self.config.fit
+        refusals.check_settings(config.trainer)
+        refusals.check_callbacks(config.trainer, config.get("model.metrics") or {})
+        if config.weights_only is False:
+            raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
+        if config.ckpt_path is None:
+            sources = [flatten(layer) for _, layer in self.line.layers]
+            self.given = refusals.Given(config, self._parser("fit").get_defaults(), [*sources, self.line.typed])
+            self.given.check()
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
-        return list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+        return list(self._parser(SUBCOMMANDS[self.line.verb]).get_defaults().keys(branches=True))
 
-    def _checked(self, option: str) -> str:
-        """`--config=FILE`; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
-        path, trains = Path(option.removeprefix("--config=")), self.arguments[0] == "fit"
-        config = self.own_settings[path] if path in self.own_settings else configurations.settings(path)
-        if path.name == rundir.CONFIG:
-            config, left_out = configurations.without_absent(config, self._known())
+    def _checked(self, path: Path | None, settings: Settings) -> Settings:
+        """A layer; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
+        trains = self.line.verb == "fit"
+        if path is not None and path.name == rundir.CONFIG:
+            settings, left_out = configurations.without_absent(settings, self._known())
             if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
-        elif trains:
-            return option
-        config = config if trains else configurations.without_classes(config)
-        return f"--config={yaml.safe_dump(config, default_flow_style=True, width=float('inf'))}"
+        return settings if trains else configurations.without_classes(settings)
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -219,7 +225,7 @@ class CaiTCLI(LightningCLI):
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             model = re.sub(r"[/:]", "-", config.model.name)
-            base = configurations.recipe(self.arguments) or self.program.default_name or model
+            base = configurations.recipe(self.line.layers) or self.program.default_name or model
             # Processes that were launched separately cannot agree on a number.
             name = base if launched else rundir.new_folder(root, base).name
         configurations.check_run_name(name)
@@ -326,7 +332,8 @@ class CaiTCLI(LightningCLI):
 
     def _keep_held_out(self) -> None:
         """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
-        before = self.own_settings.get(rundir.config(self.run_dir), {}).get("data") or {}
+        config = rundir.config(self.run_dir)
+        before = next((layer for path, layer in self.line.layers if path == config), {}).get("data") or {}
         for name in getattr(self.datamodule.source, "divided_by", ()):
             was, now = before.get(name), self.config.fit.data.get(name)
             if name in before and was != now and self.datamodule.validation_path.is_file():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
+from cait.guards.configurations import GROUPS, Layer, found, of_group, settings, typed
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import Settings, flatten, is_in
 
 TRUST = "--trust-config"
 SETTINGS = [
@@ -32,10 +35,10 @@ SETTINGS = [
 
 
 class Options(argparse.ArgumentParser):
-    """Options of a verb; an error is a UserError."""
+    """Options of a verb, with --help if there is a description; an error is a UserError."""
 
-    def __init__(self, verb: str, description: str) -> None:
-        super().__init__(prog=f"cait {verb}", description=description, allow_abbrev=False)
+    def __init__(self, verb: str, description: str = "") -> None:
+        super().__init__(f"cait {verb}", description=description, add_help=bool(description), allow_abbrev=False)
 
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
@@ -57,11 +60,45 @@ def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def replaced(verb: str, arguments: list[str], program: Program) -> list[str]:
-    """`arguments` after what extras put in place of some of them, such as a row of a table by its settings."""
-    for replace in plugins.of_kind("replace_arguments"):
-        arguments = replace(verb, arguments, program)
-    return arguments
+class Line:
+    """The command line of a verb that takes settings: layers of settings, and the words that win over all of them.
+
+    A layer is a file of --config, or what a verb or an extra adds; a later one wins. Words stay as they are typed until
+    the parser reads them, because it knows the types of the settings.
+
+    Args:
+        verb: "fit" or "eval".
+        arguments: the words, those for files among them.
+        read: what reads a file of --config.
+    """
+
+    def __init__(self, verb: str, arguments: list[str], read: Callable[[Path], Settings] = settings) -> None:
+        options = Options(verb)
+        options.add_argument("-c", "--config", action="append", default=[])
+        for group in GROUPS:
+            options.add_argument(f"--{group}", action="append", default=[])
+        files, self.words = options.parse_known_args(arguments)
+        self.verb = verb
+        self.layers: list[Layer] = [(path, read(path)) for path in map(found, files.config)]
+        """Settings as values, with the file that they are from, if any."""
+        self.layers += [(None, {group: of_group(text)}) for group in GROUPS for text in vars(files)[group]]
+        self.steps: list[Callable[[Settings], Settings]] = []
+        """Functions from the settings that are given, by name, to those to add."""
+
+    def extend(self, program: Program) -> None:
+        """Let extras add to it, such as the row of a table."""
+        for add_settings in plugins.of_kind("add_settings"):
+            add_settings(self, program)
+
+    @property
+    def typed(self) -> set[str]:
+        """The names of the settings in the words."""
+        return typed(self.words)
+
+    def given(self, config: Settings) -> Settings:
+        """Those of all settings that are given, by name, as {"model.fields.depth": 36}."""
+        names = self.typed.union(*(flatten(layer) for _, layer in self.layers))
+        return {name: value for name, value in flatten(config).items() if is_in(name, names)}
 
 
 def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -1,6 +1,6 @@
 """The configurations that a command line names: which files they are, and the settings in them.
 
-One reader of YAML serves all verbs: a text may be a stranger's, and small as it is grow without end.
+One reader of YAML serves all verbs. It has limits, because a small file of somebody else may stand for much.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from itertools import islice, pairwise
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,65 +34,36 @@ CLASSES = ("callbacks", "logger", "plugins", "profiler")
 """Settings of the Trainer that name classes."""
 WORDS = ("accelerator", "strategy")
 """Those that may be one of Lightning's words too, such as "ddp"."""
+GROUPS = ("data", "model", "trainer")
+"""Groups of settings that may come from a file of their own, as `--trainer FILE`."""
+Layer = tuple[Path | None, Settings]
+"""Settings, and the file that they are from, if any."""
 OFF: tuple[Any, ...] = (None, False, [], {})
 """Values of a setting that does nothing."""
 
 
-def files_first(arguments: Iterable[str]) -> list[str]:
-    """Every `--config FILE` and `-c FILE` as `--config=FILE`, before the other options, which win over it.
-
-    A group of settings may come from a file of its own, as `--trainer FILE`: those files follow.
-    """
-    words = iter(arguments)
-    files: list[str] = []
-    groups: list[str] = []
-    others: list[str] = []
-    for word in words:
-        name, has_value, value = word.partition("=")
-        if name in ("--config", "-c"):
-            files.append(f"--config={_found(value if has_value else next(words, ''))}")
-        elif name in ("--data", "--model", "--trainer"):
-            groups.append(word)
-            if not has_value:
-                groups += islice(words, 1)
-        else:
-            others.append(word)
-    places = (place for place, word in enumerate(others) if word.startswith("-"))
-    start = next(places, len(others))
-    return [*others[:start], *files, *groups, *others[start:]]
-
-
-def _found(name: str) -> str:
+def found(name: str) -> Path:
     """The file that --config names: from the working directory, else of the package. Raises UserError without one."""
-    if os.path.exists(name):
-        return name
-    packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
-    if os.path.isfile(packaged):
-        return packaged
+    for path in (Path(name), CONFIGS / name.removeprefix(f"{CONFIGS.name}/")):
+        if path.exists():
+            return path
     files = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")]
     raise UserError(f"--config {name}: there is no such file{did_you_mean(name, files)}")
 
 
-def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """The options by name, each with its value as it is typed, `--name=value` or `--name value`; None for a flag."""
-    for word, following in pairwise([*arguments, "--"]):
-        if word.startswith("--"):
-            name, has_value, value = word[2:].partition("=")
-            if has_value:
-                yield name, value
-            else:
-                yield name, None if following.startswith("--") else following
+def of_group(text: str) -> Any:
+    """The settings of a group, as --trainer gives them: in a file of their own, or as YAML."""
+    return load(read_text(Path(text)) if os.path.isfile(text) else text, text)
 
 
-def config_files(arguments: Iterable[str]) -> list[Path]:
-    """The files that `--config=` names."""
-    return [Path(word.removeprefix("--config=")) for word in arguments if word.startswith("--config=")]
+def typed(words: Iterable[str]) -> set[str]:
+    """The names of the options among the words of a command line."""
+    return {word[2:].partition("=")[0].rstrip("+") for word in words if word.startswith("--")}
 
 
-def recipe(arguments: Iterable[str]) -> str:
-    """The name of the last file of `--config=` that is no overlay; empty if there is none."""
-    named = reversed(config_files(arguments))
-    return next((path.stem for path in named if not is_overlay(path)), "")
+def recipe(layers: Iterable[Layer]) -> str:
+    """The name of the last file that is no overlay; empty if there is none."""
+    return next((path.stem for path, held in reversed([*layers]) if path and not is_overlay(path, held)), "")
 
 
 def check_run_name(name: str) -> None:
@@ -102,10 +72,9 @@ def check_run_name(name: str) -> None:
         raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
 
 
-def is_overlay(path: Path) -> bool:
-    """Whether a configuration says where a run trains and logs, and not what it is, as one in a folder `trainer`."""
-    groups = {str(name).partition(".")[0] for name in settings(path)}
-    return path.parent.name == "trainer" or not {"data", "model"} & groups
+def is_overlay(path: Path, held: Settings) -> bool:
+    """Whether a file says where a run trains and logs, and not what it is, as one in a folder `trainer`."""
+    return path.parent.name == "trainer" or not {"data", "model"} & {str(name).partition(".")[0] for name in held}
 
 
 def read_text(path: Path) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,9 @@ class Given:
     One that a later file or word has left without what it needs is named and left out: a recipe may have set it.
     """
 
-    def __init__(self, config: Any, defaults: Any, arguments: list[str]) -> None:
-        files = [flatten(configurations.settings(path)) for path in configurations.config_files(arguments)]
-        words = [arguments, sys.argv[1:]]  # an extra adds words to those that were typed
-        self.sources = [*files, *(dict(configurations.options(each)) for each in words)]
+    def __init__(self, config: Any, defaults: Any, sources: list[Iterable[str]]) -> None:
+        self.sources = sources
+        """The names of the settings that each layer of the command line gives, and last its words."""
         self.data = config.data.as_dict()
         self.held, self.defaults = flatten(config.as_dict()), flatten(defaults.as_dict())
 

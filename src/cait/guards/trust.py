@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z
 """Classes that any run may name: no function is among them."""
 FILES = ("config", "data", "ema", "model", "trainer")
 """Settings that, where they are text, name a file of settings."""
-ELSEWHERE = ("data.data_dir", "logger_args")
-"""Settings that say where a run writes or sends something."""
+ELSEWHERE = re.compile(r"data\.data_dir|\w+_args\b")
+"""Settings that say where a run writes or sends something: arguments of what an extra calls are among them."""
 REMEDY = "this account has not signed config.yaml as it is; if you trust it add --trust-config"
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
@@ -46,22 +46,18 @@ def is_own(text: str) -> bool:
     return _trusted.get() or signature.is_own(text)
 
 
-def own_settings(
-    arguments: Sequence[str], of_first: Callable[[Callable[[], str]], str] = lambda read: read()
-) -> dict[Path, Settings]:
-    """The settings in each config.yaml of a command line, read once: what is checked is what is used.
+def settings(path: Path, of_first: Callable[[Callable[[], str]], str] = lambda read: read()) -> Settings:
+    """The settings in a file of --config, read once: what is checked is what is used.
 
     `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
-    UserError if one names code and is not the user's own.
+    UserError if it is a run's config.yaml that names code, and is not the user's own.
     """
-    files = [path for path in configurations.config_files(arguments) if path.name == rundir.CONFIG]
-    texts = [configurations.read_text(path) for path in files]
-    checked = json.loads(of_first(lambda: json.dumps([(text, is_own(text)) for text in texts])))
-    found = {}
-    for path, (text, own) in zip(files, checked, strict=True):
-        found[path] = configurations.settings(path, text)
-        if not own:
-            _refuse(path, code_of_run(found[path]))
+    text, own = configurations.read_text(path), True
+    if path.name == rundir.CONFIG:
+        text, own = json.loads(of_first(lambda: json.dumps([text, is_own(text)])))
+    found = configurations.settings(path, text)
+    if not own:
+        _refuse(path, code_of_run(found))
     return found
 
 
@@ -90,15 +86,15 @@ def code_of_run(config: Settings) -> Iterator[str]:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, str) and (names_class or (setting in configurations.WORDS and "." in part)):
                 yield part
-        if value and name.startswith(ELSEWHERE):
+        if value and ELSEWHERE.match(name):
             yield f"{name} {value}"
 
 
 def code_in(value: Any) -> Iterator[str]:
     """What a value, as `disk.plain` gives it, names that could be imported, at any depth.
 
-    It is named in text: as `package.module:name`, or below a `class_path`, for which LightningCLI looks. The parser of
-    the command line reads texts as YAML, where a backslash may stand for any letter, and a key `a.b` as b within a.
+    It is named as `package.module:name`, or below a `class_path`, for which LightningCLI looks. Its parser takes a key
+    `a.b` for b within a, and reads text of some settings as YAML, where a backslash may stand for any letter.
     """
     if isinstance(value, dict):
         yield from (str(part) for key, part in value.items() if _may_hide(str(key)))

@@ -1,5 +1,7 @@
 """The paper's ten models, its ablations, and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
 
+from typing import Any
+
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -15,10 +17,9 @@ VERBS = {
 GROUPS = {"fields": "cait.extras.paper.ablations:Ablations"}
 
 
-def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
-    """Put the settings of a row of the paper in the place of `--paper ROW`."""
-    if not any(argument.split("=")[0] == "--paper" for argument in arguments):
-        return arguments
-    from cait.extras.paper.rows import replace_row
+def add_settings(line: Any, program: Program) -> None:
+    """Take the settings of a row of the paper for `--paper ROW`."""
+    if "paper" in line.typed:
+        from cait.extras.paper.rows import add_row
 
-    return replace_row(verb, arguments)
+        add_row(line)

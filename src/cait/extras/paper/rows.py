@@ -5,7 +5,6 @@ The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +14,14 @@ from typing import Any
 from rich.table import Table
 
 from cait import CONFIGS
-from cait.cli.options import Options
+from cait.cli.options import Line, Options
 from cait.errors import UserError, did_you_mean, table_console, to_type
 from cait.extras import curves
 from cait.guards import configurations
 from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import Settings, as_text, flatten
+from cait.settings import Settings, as_text, flatten, nested
 
 TABLES = Path(__file__).parent / "tables"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
@@ -109,19 +108,14 @@ class Row:
         network = (hparams.get("name"), hparams.get("fields") or {}, hparams.get("num_classes"))
         return network == (self.settings["model.name"], self.fields, 1000)
 
-    def arguments(self) -> list[str]:
-        """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
-        return [
-            *(f"--config={file}" for file in self.files),
-            *(f"--{key}={as_text(value)}" for key, value in self.settings.items()),
-        ]
+    def layers(self) -> list[configurations.Layer]:
+        """The row as layers of a command line, without weights."""
+        files = [(file, configurations.settings(file)) for file in self.files]
+        return [*files, (None, nested(self.settings))]
 
     def network(self) -> CaiTConfig:
         """The network that the row trains."""
-        settings: Settings = {}
-        for file in self.files:
-            settings |= flatten(configurations.settings(file))
-        settings |= self.settings
+        settings = {name: value for _, layer in self.layers() for name, value in flatten(layer).items()}
         size, rate = settings["data.img_size"], settings["model.drop_path_rate"]
         return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
 
@@ -154,36 +148,36 @@ def row_named(id: str, table: str | None = None) -> Row:
     return known[full]
 
 
-def replace_row(verb: str, arguments: list[str]) -> list[str]:
-    """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
+def add_row(line: Line) -> None:
+    """Take the settings of the row that `--paper ROW` names; other given settings win.
 
     Raises UserError if there is no such row, it cannot be trained, or the weights that it starts from are missing.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--paper", nargs="?", default="")
-    options, others = parser.parse_known_args(arguments)
-    row = row_named(options.paper or "")
-    if verb == "fit" and row.evaluate:
+    options = Options(line.verb)
+    options.add_argument("--paper", nargs="?", default="")
+    given, line.words = options.parse_known_args(line.words)
+    row = row_named(given.paper or "")
+    if line.verb == "fit" and row.evaluate:
         raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
-    names = {argument.split("=")[0] for argument in others}
-    run_name = [f"--run_name={row.run_dir.name}"] if verb == "fit" and "--run_name" not in names else []
-    return [*row.arguments(), *run_name, *_weights(verb, row, names), *others]
+    run_name = {"run_name": row.run_dir.name} if line.verb == "fit" else {}
+    line.layers[:0] = [*row.layers(), (None, run_name | _weights(line, row))]
 
 
-def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
-    """The weights that the verb starts from; nothing if the command line `names` some."""
-    source = row if verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
-    if not source or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
-        return []
+def _weights(line: Line, row: Row) -> Settings:
+    """The weights that the verb starts from; nothing if the command line names some."""
+    is_named = line.typed & {"model.weights", "model.pretrained", "ckpt_path"}
+    source = row if line.verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
+    if not source or is_named:
+        return {}
     weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
-    if not weights.exists() and "--print_config" not in names:
+    if not weights.exists() and "print_config" not in line.typed:
         raise UserError(
             f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
             f"`{source.command}` first, or give --model.weights FILE"
         )
     # A run of the row itself is read whole, because its moving average is scored too.
-    found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
-    return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
+    found: Settings = {"ckpt_path": str(weights)} if source is row else {"model": {"weights": str(weights)}}
+    return found | ({"output": str(row.run_dir / rundir.EVALUATION)} if line.verb == "eval" else {})
 
 
 def show(arguments: list[str], program: Program) -> None:

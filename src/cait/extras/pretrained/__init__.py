@@ -59,7 +59,7 @@ def _check_used(run: Run) -> None:
 
     asks, start = run.module.hparams.get, run.module.initial_weights
     has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
-    typed = dict(configurations.options(sys.argv))  # a recipe sets it for any network
+    typed = configurations.typed(sys.argv)  # a recipe sets it for any network
     if run.first_step == 0 and asks("freeze_norm") and not has_norm and "model.freeze_norm" in typed:
         raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
     if run.first_step == 0 and asks("solve_head") and not (start.weights or start.pretrained):

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cait.cli.options import Line
     from cait.run.program import Program
 
 BEGUN = time.monotonic()
@@ -13,14 +14,11 @@ BEGUN = time.monotonic()
 GROUPS = {"fields": "cait.extras.recipe.stem:StemFields"}
 
 
-def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
+def add_settings(line: Line, program: Program) -> None:
     """Add the recipe of a folder to the settings given beside it."""
-    if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
-        return arguments
-    asking = {"--data", "--data.root", "--from", "--minutes"}
-    names = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
-    if asking.isdisjoint(names):
-        return arguments
-    from cait.extras.recipe.arguments import add_recipe
+    if line.verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
+        return
+    if {"data.root", "from", "minutes"} & line.typed or any(path is None for path, _ in line.layers):
+        from cait.extras.recipe.arguments import add_recipe
 
-    return add_recipe(arguments, program)
+        add_recipe(line, program)

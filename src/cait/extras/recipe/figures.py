@@ -299,8 +299,8 @@ def data_arguments(settings: Settings) -> dict[str, Any]:
 
 def devices_of(held: Settings) -> int:
     """The devices that the settings name; 1 if they leave it to Lightning."""
-    devices = held.get("trainer.devices")
-    return devices if isinstance(devices, int) and devices > 0 else 1
+    devices = str(held.get("trainer.devices"))
+    return max(1, int(devices)) if devices.isdecimal() else 1
 
 
 def trainer_of(held: Settings, callbacks: Sequence[Callback] = ()) -> Trainer:

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from cait.cli import main
+from cait.cli.options import Line
 from cait.errors import UserError
 from cait.extras.recipe import arguments, weights
 from cait.extras.recipe.weights import published, weights_of
@@ -163,12 +164,15 @@ def test_a_process_that_lightning_starts_asks_nobody(
 ) -> None:
     monkeypatch.setenv(arguments.CHOSEN, "{}")
     monkeypatch.setattr(arguments, "Trial", lambda: SimpleNamespace(domain=no, step=no, run=no, begun=lambda: 0.0))
-    first = arguments.add_recipe(given, Program())
-    assert "--model.pretrained=true" in first
+    line = Line("fit", [])
+    arguments.add_recipe(line, Program())
+    settings = {"data.root": "photos", "trainer.accelerator": "cpu", "data.num_workers": 0, "data.img_size": 32}
+    first = line.steps[0](settings)
+    assert first["model.pretrained"] is True
     asked.clear()
     monkeypatch.setattr(arguments, "survey", None)  # nothing is looked at again
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert arguments.add_recipe(given, Program()) == first
+    assert line.steps[0](settings) == first
     assert asked == []
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from PIL import Image
 
 from cait import plugins
 from cait.cli import main
+from cait.cli.options import Line
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import not_listed
 from cait.data.listing import OTHER
@@ -26,7 +28,7 @@ from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe import arguments, figures, replace_arguments
+from cait.extras.recipe import add_settings, arguments, figures
 from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
@@ -325,54 +327,49 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert Trial().step(quick | {"model.name": "timm/no_such_network"}, 64) is None
 
 
+def added(given: dict[str, Any], *words: str, program: Any = None) -> dict[str, Any]:
+    """What the recipe adds to the settings that are given, beside words."""
+    line = Line("fit", list(words))
+    arguments.add_recipe(line, program or Program())
+    [step] = line.steps
+    return step(given)
+
+
 def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path) -> None:
-    root = fill(tmp_path / "photos", {"a": 6, "b": 6})
-    given = ["--data.root", str(root), "--trainer.max_steps=2"]
-    chosen = arguments.add_recipe([*given, "--minutes", "10"], Program())
-    assert chosen == arguments.add_recipe(given, Program())
+    given = {"data.root": str(fill(tmp_path / "photos", {"a": 6, "b": 6})), "trainer.max_steps": 2}
+    assert added(given, "--minutes", "10") == added(given)
     for wrong, words in (("0", "must be a number above 0, got 0"), ("inf", "got inf"), ("soon", "invalid float value")):
         with pytest.raises(UserError, match=f"--minutes.*{words}"):
-            arguments.add_recipe([*given, f"--minutes={wrong}"], Program())
-    named = [DIGITS_YAML, "--run_name", "minutes"]
-    assert replace_arguments("fit", named, Program()) == named
-    for others in ([DIGITS_YAML], ["--data.root=own:digits"], []):
+            added(given, f"--minutes={wrong}")
+    line = Line("fit", [DIGITS_YAML, "--run_name", "minutes"])
+    add_settings(line, Program())
+    assert line.steps == []
+    for words, root in (([DIGITS_YAML], str(tmp_path / "photos")), ([], "own:digits"), ([], None)):
         with pytest.raises(UserError, match="--minutes is for a folder of images"):
-            arguments.add_recipe([*others, "--minutes=2"], Program())
-    assert arguments.add_recipe([*given, "--help"], Program()) == [*given, "--help"]
+            added({"data.root": root}, *words, "--minutes=2")
 
 
 @pytest.mark.parametrize(
     ("source", "settings"),
-    [("none", []), ("timm", ["--model.pretrained=true"]), ("w.pth", ["--model.weights=w.pth"])],
+    [("none", {}), ("timm", {"model.pretrained": True}), ("w.pth", {"model.weights": "w.pth"})],
 )
 def test_weights_are_taken_beside_a_configuration_too(
-    source: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("w.pth").touch()
-    given = [DIGITS_YAML, "--data.root=photos", "--model.lr", "1e-3"]
-    assert arguments.add_recipe([*given, f"--from={source}"], Program()) == [*settings, *given]
-    assert arguments.add_recipe(["--from", source, *given], Program()) == [*settings, *given]
-
-
-def test_settings_are_read_in_every_spelling() -> None:
-    assert arguments.given_settings(["--data.root=2024", "--x={"]) == {"data.root": "2024", "x": "{"}
-    assert arguments.given_settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
-    words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=null"]
-    named = {"data.root": "a b", "model.lr": 1e-3, "print_config": True, "x": None}
-    assert arguments.given_settings(words) == named | {"model.fields.depth": 2}
+    given = {"data.root": "photos", "model.lr": 1e-3}
+    assert added(given, DIGITS_YAML, f"--from={source}") == settings
+    assert added(given, "--from", source, DIGITS_YAML, "--model.pretrained=0", "--model.weights=x") == {}
 
 
 def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Path) -> None:
-    root, program = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))], Program()
-    chosen = arguments.add_recipe([f"--config={REPO / 'configs/trainer/debug.yaml'}", *root], program)
+    given, program = {"data.root": str(fill(tmp_path / "photos", {"a": 6, "b": 6}))}, Program()
+    chosen = added(given | {"trainer.max_epochs": 1}, "--config=trainer/debug.yaml", program=program)
     assert program.default_name == "photos"
-    given = arguments.given_settings(chosen)
-    assert "model.fields.patch_size" in given
-    assert "trainer.max_epochs" not in given  # the overlay's
-    assert arguments.add_recipe([DIGITS_YAML, *root], Program()) == [DIGITS_YAML, *root]
-    wrong = [*root, "--data.img_size", "abc"]
-    assert arguments.add_recipe(wrong, Program()) == wrong  # the parser tells
+    assert "model.fields.patch_size" in chosen
+    assert "trainer.max_epochs" not in chosen  # the overlay's
+    assert added(given, DIGITS_YAML) == {}
 
 
 def keys(rank: int = 0, world: int = 1, balance: str = "full", first: int = 0) -> list[list[tuple]]:
