@@ -8,34 +8,34 @@ same versions of the packages give the same files; the counts are those of Debia
 
 **Trial** folders: rules may be tuned on them.
 
-| folder | images | classes | what | from, licence |
+| folder | images | classes | what | from, license |
 |---|---|---|---|---|
-| fashion | 6,000 + 2,000 | 10 | photographs of clothes, 28 pixels, grey | Debian dataset-fashion-mnist, MIT |
-| tiles | 464 + 52 | 12 | squares of 56 to 72 pixels, 12 pictures as classes | PyPI scikit-image, free licences |
+| fashion | 6,000 + 2,000 | 10 | photographs of clothes, 28 pixels, gray | Debian dataset-fashion-mnist, MIT |
+| tiles | 464 + 52 | 12 | squares of 56 to 72 pixels, 12 pictures as classes | PyPI scikit-image, free licenses |
 | stamps | 641 + 72 | 8 | drawings and photographs with alpha | Debian tuxpaint-stamps-default, GPL-2+ |
-| solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, grey | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
-| lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licences |
+| solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, gray | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
+| lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licenses |
 
 **Judge** folders: nothing is tuned on them. Five are open: their results may be looked at while work goes on. Kana and
 emoji-twitter were blind once, and have been looked at.
 
-| folder | images | classes | what | from, licence |
+| folder | images | classes | what | from, license |
 |---|---|---|---|---|
-| letters | 3,198 + 806 | 26 | Latin capitals, 48 pixels, grey | Debian's fonts, free licences |
+| letters | 3,198 + 806 | 26 | Latin capitals, 48 pixels, gray | Debian's fonts, free licenses |
 | emoji-google | 3,024 + 757 | 9 | emoji by category, 64 pixels with alpha | npm emoji-datasource-google, Apache-2.0 |
 | emoji-apple | 3,022 + 756 | 9 | the same as Apple draws them | npm emoji-datasource-apple, Apple's copyright |
-| kana | 3,360 + 864 | 48 | Hiragana, 48 pixels, grey, turned by up to 8 degrees | Debian's fonts, free licences |
+| kana | 3,360 + 864 | 48 | Hiragana, 48 pixels, gray, turned by up to 8 degrees | Debian's fonts, free licenses |
 | emoji-twitter | 3,024 + 757 | 9 | the same as Twitter draws them | npm emoji-datasource-twitter, CC BY 4.0 |
 
 Three are **blind**: nobody looks at a result on them until the recipe is final, and then once.
 
-| folder | images | classes | what | from, licence |
+| folder | images | classes | what | from, license |
 |---|---|---|---|---|
-| katakana | 3,360 + 864 | 48 | Katakana, as kana | Debian's fonts, free licences |
+| katakana | 3,360 + 864 | 48 | Katakana, as kana | Debian's fonts, free licenses |
 | icons | 883 + 207 | 6 | a desktop's icons by kind, 48 pixels with alpha | Debian oxygen-icon-theme, LGPL-3+ |
 | surfaces | 2,364 + 552 | 12 | crops of 128 pixels of photographed materials | Debian ufoai-textures, GPL-2+, CC BY |
 
-The variants of an emoji (skin, hair, gender, direction) lie on one side of the split, and so do all crops and colours
+The variants of an emoji (skin, hair, gender, direction) lie on one side of the split, and so do all crops and colors
 of a surface, and icons whose names begin alike. The faces of a family lie on one side too, and so do families drawn
 after each other: the letters and the kana of `val` are of unseen families. Surfaces are classes by the first word of
 their file. 60 % of the emoji are people.

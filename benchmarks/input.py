@@ -67,7 +67,7 @@ NOTES = [
     "Torchvision's reference transforms are those of its references/classification with `--auto-augment ra",
     "--random-erase .25`, in their v2 form: its RandAugment is not the recipe's, and its filter is bilinear. The form",
     "over tensors has torchvision decode, too. With timm's prefetcher, and in ours, workers hand on uint8, which is",
-    "normalised and erased by batch: on the device, or, where that is said, by this process on the CPU. A loader's",
+    "normalized and erased by batch: on the device, or, where that is said, by this process on the CPU. A loader's",
     "clock starts at its first batch, when those of the other workers are as good as ready, so one batch for each",
     "worker is not counted.",
 ]

@@ -5,7 +5,7 @@
 FOLDERS is where benchmarks/folders.py has put its folders, FILE a state dict of timm's network. The learners are
 
 - ours: `cait fit --data.root DIR --from FILE --model.name timm/NAME --minutes M`, also from a checkout TREE;
-- probe: logistic regression on standardised features at 128 pixels, C = .1, once, in whatever time it takes;
+- probe: logistic regression on standardized features at 128 pixels, C = .1, once, in whatever time it takes;
 - fastai, by a PYTHON that has it: `vision_learner` and `fine_tune` at 128 pixels, with `aug_transforms`;
 - timm's TRAIN.PY, which no wheel holds: AdamW at 3e-4, 128 pixels, warm-up of a quarter of the epochs and 5 at most.
 
@@ -54,7 +54,7 @@ def lines(path: Path) -> list[Row]:
 
 
 def accuracies(labels: Any, answers: Any) -> Scores:
-    """Top-1 and the mean of the classes, in per cent."""
+    """Top-1 and the mean of the classes, in percent."""
     return {"acc1": 100 * accuracy_score(labels, answers), "acc1_macro": 100 * balanced_accuracy_score(labels, answers)}
 
 

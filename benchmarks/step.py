@@ -146,10 +146,10 @@ def resident(what: str) -> float:
 
 
 def peak_memory(case: Case, which: str, batch: int, out: Any) -> None:
-    """Put the MiB that training steps need, weights and optimiser included."""
+    """Put the MiB that training steps need, weights and optimizer included."""
     before = resident("VmRSS")
     step = stepper(case, which, batch)["step"]
-    for _ in range(2):  # the second has the optimiser's moments
+    for _ in range(2):  # the second has the optimizer's moments
         step()
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -11,7 +11,7 @@ as a checkpoint is being written. Every other interruption is a stop at a random
 hooks: all processes get SIGTERM, or a callback sets `trainer.should_stop` or raises an error. A run that
 ends before its interruption is compared, and another begun. Several processes train a smaller network
 for fewer steps, without loader processes, because they may outnumber the cores. Compared are weights,
-moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last
+moving average, optimizer, schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last
 bit; of a run that `should_stop` ended, and so validated once more, all but the validations. On GPUs the
 runs are made with --trainer.deterministic true.
 """
@@ -153,7 +153,7 @@ def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
     return {
         "weights": checkpoint["state_dict"],
         "moving average": checkpoint["callbacks"]["EMA"],
-        "optimiser": checkpoint["optimizer_states"],
+        "optimizer": checkpoint["optimizer_states"],
         "schedule": checkpoint["lr_schedulers"],
         "step": (checkpoint["epoch"], checkpoint["global_step"]),
         "metrics.csv": rows,

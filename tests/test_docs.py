@@ -68,5 +68,5 @@ def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
             pictures += "image/png" in output.get("data", {})
             printed = "".join([*output.get("text", []), *output.get("data", {}).get("text/plain", [])])
             assert not OF_A_MACHINE.search(printed), printed
-            assert not set("\r\x1b") & set(printed), "progress bars, or colours"
+            assert not set("\r\x1b") & set(printed), "progress bars, or colors"
     assert is_page or pictures

@@ -17,7 +17,7 @@ from cait.settings import Settings, check_at_least, check_choice, check_range, f
 
 
 @dataclass(frozen=True)
-class Colour:
+class Color:
     white: bool = True
     """Whether white."""
 
@@ -31,7 +31,7 @@ class Optimizer:
     """One of two."""
     mean: Sequence[float] = (1.0, 2.0)
     """Numbers."""
-    colour: Colour = Colour()
+    color: Color = Color()
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "lr")
@@ -77,7 +77,7 @@ KINDS = [(Module, {}), (HasItsOwn, {"layers": 3})]
 @pytest.mark.parametrize(("kind", "more"), KINDS)
 def test_the_fields_of_groups_are_given_by_name(kind: Any, more: dict[str, Any]) -> None:
     made = kind(lr=2, white=False, seed=4)
-    assert made.optimizer == Optimizer(lr=2, colour=Colour(white=False))
+    assert made.optimizer == Optimizer(lr=2, color=Color(white=False))
     assert (made.name, made.seed) == ("x", 4)
     assert list(inspect.signature(Module).parameters) == list(FLAT)
     assert Module("y", 3).name == "y"
@@ -139,6 +139,6 @@ def test_extras_add_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_group_to_plain_values_and_back() -> None:
-    held = Optimizer(lr=2, colour=Colour(white=False))
+    held = Optimizer(lr=2, color=Color(white=False))
     assert values(held) == {"lr": 2, "mode": None, "mean": (1.0, 2.0), "white": False}
     assert group(Optimizer, values(held) | {"seed": 1}) == held

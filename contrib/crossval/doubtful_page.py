@@ -38,7 +38,7 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     pairs = Counter((label, seems) for _, label, _, seems, _ in rows).most_common(PAIRS)
     frequent = page.table(("label", "seems", "images"), [(*pair, f"{count:,}") for pair, count in pairs])
     tiles = [
-        (_pixels(data, path), f"labelled {label}: {float(own):.1%}", f"seems {seems}: {float(its):.1%}; {path}")
+        (_pixels(data, path), f"labeled {label}: {float(own):.1%}", f"seems {seems}: {float(its):.1%}; {path}")
         for path, label, own, seems, its in rows[:MOST]
     ]
     judged = "Each image was judged by the network of the fold that had not trained on it. To correct a label, edit "

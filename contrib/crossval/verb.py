@@ -105,7 +105,7 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     found = [_scores(run, metric) for run in runs]
     best = [(max if mode == "max" else min)(scores) for scores in found]
     last = [scores[-1] for scores in found]
-    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in per cent
+    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in percent
     table = Table("fold", f"{metric}, last", "best")
     for fold, figures in enumerate(zip(last, best, strict=True)):
         table.add_row(str(fold), *map(shown, figures))

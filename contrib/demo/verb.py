@@ -101,7 +101,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
 
 
 def _quantize(path: Path, output: Path) -> None:
-    """Write the network with the weights of its linear layers in 8 bits; activations are quantised at run time."""
+    """Write the network with the weights of its linear layers in 8 bits; activations are quantized at run time."""
     import logging
 
     import onnx
@@ -218,7 +218,7 @@ def _write_page(
     from PIL import ImageColor
 
     settings = values(loaded.data.preprocessing)
-    if settings["background"] is not None:  # browsers do not know all of Pillow's colours
+    if settings["background"] is not None:  # browsers do not know all of Pillow's colors
         settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
     for file in PAGE.iterdir():
         shutil.copyfile(file, folder / file.name)

@@ -107,10 +107,10 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
     figure.suptitle(MAPS[name], fontsize=11)
     for panel, (part, table) in zip(axes, shown.items(), strict=True):
         times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
-        norm, colours = _colours(name, table.values)
+        norm, colors = _colours(name, table.values)
         borders = _edges(times), np.arange(len(table.layers) + 1)
         values = np.ma.masked_invalid(table.values)
-        drawn = panel.pcolormesh(*borders, values, rasterized=True, norm=norm, cmap=colours)
+        drawn = panel.pcolormesh(*borders, values, rasterized=True, norm=norm, cmap=colors)
         figure.colorbar(drawn, ax=panel)
         each = math.ceil(len(table.layers) / 12) if part != MODULES else 1  # names for about a dozen of them
         panel.set_yticks(np.arange(len(table.layers))[::each] + 0.5, table.layers[::each])
@@ -131,9 +131,9 @@ def _colours(name: str, values: np.ndarray) -> tuple[Normalize, str]:
     return LogNorm(positive.min(), positive.max()), "viridis"
 
 
-def _edges(centres: list[float]) -> np.ndarray:
-    """The borders of columns around these centres."""
-    if len(centres) == 1:
-        return np.array([centres[0] - 0.5, centres[0] + 0.5])
-    between = (np.array(centres[1:]) + centres[:-1]) / 2
-    return np.concatenate([[2 * centres[0] - between[0]], between, [2 * centres[-1] - between[-1]]])
+def _edges(centers: list[float]) -> np.ndarray:
+    """The borders of columns around these centers."""
+    if len(centers) == 1:
+        return np.array([centers[0] - 0.5, centers[0] + 0.5])
+    between = (np.array(centers[1:]) + centers[:-1]) / 2
+    return np.concatenate([[2 * centers[0] - between[0]], between, [2 * centers[-1] - between[-1]]])

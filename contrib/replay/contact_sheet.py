@@ -22,7 +22,7 @@ COLUMNS, ROWS = 8, 8
 WIDTH, HEIGHT = 1.5, 2.0
 """Inches of a cell with its caption."""
 PASTED, ERASED = "#56B4E9", "#E69F00"
-"""Colours of the boxes: blue and orange."""
+"""Colors of the boxes: blue and orange."""
 FIELDS = (
     *("step", "epoch", "batch", "process", "place", "file", "label", "share", "mixed", "partner", "partner_label"),
     *("box", "erased", "repeat", "instead_of", "loss"),
@@ -32,7 +32,7 @@ FIELDS = (
 
 @dataclass
 class Cell:
-    """An image uint8 [S, S, 3], the lines below it, and its boxes (top, left, height, width) by their colour."""
+    """An image uint8 [S, S, 3], the lines below it, and its boxes (top, left, height, width) by their color."""
 
     pixels: np.ndarray
     caption: str
@@ -52,9 +52,9 @@ def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
         for panel, cell in zip(axes.flat, shown, strict=False):
             panel.imshow(cell.pixels, interpolation="auto")
             panel.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False)
-            for colour, (top, left, height, width) in cell.boxes.items():
+            for color, (top, left, height, width) in cell.boxes.items():
                 place = (left - 0.5, top - 0.5)
-                panel.add_patch(Rectangle(place, width, height, fill=False, color=colour, linewidth=1.2))
+                panel.add_patch(Rectangle(place, width, height, fill=False, color=color, linewidth=1.2))
         yield figure
 
 
@@ -72,7 +72,7 @@ def write(
         batches: of the step, each with the loss of its images, if known.
         several: whether there are several batches.
         most: images to draw at most; all are listed.
-        preprocessing: how the images were normalised.
+        preprocessing: how the images were normalized.
 
     Returns:
         the files.
@@ -85,7 +85,7 @@ def write(
             loss = losses[place] if losses else None
             lines.append([step, *_line(image, partner), loss])
             if len(cells) < most:
-                boxes = {colour: box for colour, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
+                boxes = {color: box for color, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
                 caption = _caption(image, partner, loss, several)
                 cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
     epoch, first, last = image.epoch, lines[0][FIELDS.index("batch")], image.batch

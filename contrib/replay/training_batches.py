@@ -53,7 +53,7 @@ class SeenImage:
 
 @dataclass
 class Batch:
-    """images float32 [B, 3, S, S], normalised, erased and mixed; targets [B] or [B, num_classes]; and B `seen`."""
+    """images float32 [B, 3, S, S], normalized, erased and mixed; targets [B] or [B, num_classes]; and B `seen`."""
 
     images: Tensor
     targets: Tensor

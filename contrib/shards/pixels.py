@@ -31,7 +31,7 @@ class Pixels:
     exif_orientation: bool = True
     """Whether raw pixels are turned upright."""
     background: str | None = "white"
-    """Colour behind transparent raw pixels, as in `Reading`."""
+    """Color behind transparent raw pixels, as in `Reading`."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "max_side")
@@ -78,14 +78,14 @@ class Pixels:
         if (size := self._size(plain.size)) != plain.size:
             # Of Pillow's filters Lanczos keeps most of what a crop shows afterwards; BOX, at 500 to 400, is uneven.
             plain = plain.resize(size, Image.Resampling.LANCZOS)
-        plain.info.clear()  # colour profiles and comments, which no run reads
+        plain.info.clear()  # color profiles and comments, which no run reads
         if self.raw:
             return _saved(plain, "PPM")
         if plain.mode == "RGBA" and plain.getchannel("A").getextrema() == (255, 255):  # nothing is transparent
             plain = plain.convert("RGB")
         if plain.mode == "RGBA":
             return _saved(plain, "PNG", turned)
-        # Colours keep half the resolution, Pillow's default: the files are smaller and decoded faster.
+        # Colors keep half the resolution, Pillow's default: the files are smaller and decoded faster.
         return _saved(plain, "JPEG", turned, quality=self.quality)
 
     def _size(self, size: tuple[int, int]) -> tuple[int, int]:

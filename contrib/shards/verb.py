@@ -71,7 +71,7 @@ def _options() -> Options:
     options.add_argument("--raw", action="store_true", help="store the pixels of training images, not image files")
     upright = "of raw pixels, as --data.exif_orientation"
     options.add_argument("--exif_orientation", choices=("true", "false"), help=upright)
-    options.add_argument("--background", metavar="COLOUR", help="of raw pixels, as --data.background; or null")
+    options.add_argument("--background", metavar="COLOR", help="of raw pixels, as --data.background; or null")
     for name, default in NAMES.items():
         options.add_argument(f"--{name}", default=default, metavar="NAME", help=f"as --data.{name}")
     options.add_argument("--val_fraction", type=float, default=0.1, metavar="SHARE", help="as --data.val_fraction")

@@ -99,7 +99,7 @@ class Grid:
 
 @functools.cache
 def published() -> dict[str, float]:
-    """The paper's top-1 on ImageNet in per cent, by the id of its row."""
+    """The paper's top-1 on ImageNet in percent, by the id of its row."""
     figures: dict[str, float] = {}
     for row, value in configurations.settings(GRID)["published"].items():
         if isinstance(value, dict):

@@ -43,7 +43,7 @@ def _depth_table(table: Table) -> list[str]:
         signed = f"{gain[0]:+.2f} ± {gain[1]:.2f}" if gain else ""
         rows.append([method, *(_accuracy(table, method, depth) for depth in table.depths), signed])
     titles = ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]
-    return _markdown(f"Accuracy by depth: top-1 in per cent, mean ± standard deviation of {seeds} seeds", titles, rows)
+    return _markdown(f"Accuracy by depth: top-1 in percent, mean ± standard deviation of {seeds} seeds", titles, rows)
 
 
 def _place_table(table: Table) -> list[str]:

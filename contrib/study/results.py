@@ -21,7 +21,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Result:
-    """What a run reached on the validation set, in per cent."""
+    """What a run reached on the validation set, in percent."""
 
     method: str
     depth: int
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def published(self) -> float | None:
-        """The paper's top-1 on ImageNet in per cent."""
+        """The paper's top-1 on ImageNet in percent."""
         return published().get(self.paper or "")
 
     def as_of(self, run: StudyRun) -> Result:

@@ -20,7 +20,7 @@ def before_torch() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A process that ends breaks the others' connections. For each one torch would print a C++ stack trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # torch asks the system for a batch's memory again and again, and its pages take longer than normalising the images.
+    # torch asks the system for a batch's memory again and again, and its pages take longer than normalizing the images.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # Stochastic depth asks a GPU's memory for another size in each branch and step. Segments that grow leave no gaps.
     if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):

@@ -133,7 +133,7 @@ SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
 
 
 def take_from_data(module: Any, data: Any) -> Settings:
-    """A LightningModule's `SIZES` from its data module, or None; they and the normalisation join its hyper-parameters.
+    """A LightningModule's `SIZES` from its data module, or None; they and the normalization join its hyper-parameters.
 
     Raises UserError if the module was given other sizes, or takes images of other channels.
     """

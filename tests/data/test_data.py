@@ -92,12 +92,12 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         (dict(val_fraction=1), "val_fraction"),
         (dict(mean=[0.5]), "mean and std take three"),
         (dict(mean=[0.1, 0.2, 0.3], in_chans=1), "mean and std take one number each"),
-        (dict(in_chans=2), r"--model.fields.in_chans 2: images have 3 channels \(RGB\) or 1 \(grey\)"),
+        (dict(in_chans=2), r"--model.fields.in_chans 2: images have 3 channels \(RGB\) or 1 \(gray\)"),
         (dict(scale=(1.0, 0.08)), r"scale is a range, the smaller first, got \[1.0, 0.08\]"),
         (dict(mix_mode="element"), "mix_mode must be one of batch, pair, elem"),
         (dict(balance="half"), "balance must be one of sqrt, full, null"),
         (dict(interpolation="cubic"), "interpolation must be one of nearest, .*got 'cubic'"),
-        (dict(background="whit"), "background must be a colour, as white or '#8090a0', or null; got"),
+        (dict(background="whit"), "background must be a color, as white or '#8090a0', or null; got"),
     ],
 )
 def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:
@@ -314,9 +314,9 @@ def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "x.tif", deep, **how)
     with pytest.raises(UserError, match="lie one after the other"):
         load_rgb(tmp_path / "x.tif")
-    colour = np.stack([FLOATS] * 3, axis=-1)
+    color = np.stack([FLOATS] * 3, axis=-1)
     for pixels, words, settings in (
-        (colour, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
+        (color, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
         (FLOATS.astype(np.float16), "not an image that Pillow reads: save it with 8 or 16 bits", {}),
         ((127 * FLOATS).astype(np.int8), "which is white", {}),
         (FLOATS.round(), "compressed and big-endian", dict(byteorder=">", compression="zlib")),
@@ -396,7 +396,7 @@ def test_what_is_no_picture_or_too_large_is_refused_by_name(put: Any, words: str
 
 
 def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, prepared: bool) -> None:
-    """A turned JPEG file, a clip art with hidden colours and a grey file in each class; or what people see in them."""
+    """A turned JPEG file, a clip art with hidden colors and a gray file in each class; or what people see in them."""
     photo = photographs[0].resize((72, 48))
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6

@@ -1,4 +1,4 @@
-"""Networks of one channel: grey images, learned with and used as timm prepares images of Pillow's mode L."""
+"""Networks of one channel: gray images, learned with and used as timm prepares images of Pillow's mode L."""
 
 from functools import partial
 from pathlib import Path
@@ -35,12 +35,10 @@ def seen(path: str) -> Image.Image:
 
 
 def test_imagenets_mean_and_deviation_are_weighted_as_pillow_weights_colours() -> None:
-    for colours, (grey,) in GREY.items():
-        in_bytes = (
-            Image.new("RGB", (1, 1), tuple(round(255 * value) for value in colours)).convert("L").getpixel((0, 0))
-        )
-        assert 255 * grey == pytest.approx(in_bytes, abs=0.6)
-        assert grey == pytest.approx(np.dot(colours, (0.299, 0.587, 0.114)), abs=1e-6)
+    for colors, (gray,) in GREY.items():
+        in_bytes = Image.new("RGB", (1, 1), tuple(round(255 * value) for value in colors)).convert("L").getpixel((0, 0))
+        assert 255 * gray == pytest.approx(in_bytes, abs=0.6)
+        assert gray == pytest.approx(np.dot(colors, (0.299, 0.587, 0.114)), abs=1e-6)
     assert [*GREY] == [IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD]
 
 
@@ -87,18 +85,18 @@ def test_a_module_and_a_data_module_of_other_channels_are_refused(two_classes: P
 
 
 def test_weights_of_three_channels_are_added_up_as_timm_adds_them(tmp_path: Path) -> None:
-    colour = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS)
-    torch.save(colour.state_dict(), tmp_path / "x.pth")
-    grey = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS, in_chans=1)
-    notes = load_weights(grey, tmp_path / "x.pth")
-    assert notes == ["the three channels of patch_embed.proj.weight added up for grey images"]
-    assert torch.equal(grey.patch_embed.proj.weight, adapt_input_conv(1, colour.patch_embed.proj.weight))
+    color = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS)
+    torch.save(color.state_dict(), tmp_path / "x.pth")
+    gray = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS, in_chans=1)
+    notes = load_weights(gray, tmp_path / "x.pth")
+    assert notes == ["the three channels of patch_embed.proj.weight added up for gray images"]
+    assert torch.equal(gray.patch_embed.proj.weight, adapt_input_conv(1, color.patch_embed.proj.weight))
     images = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
-        assert torch.allclose(grey.eval()(images), colour.eval()(images.expand(-1, 3, -1, -1)), atol=1e-5)
-    torch.save(grey.state_dict(), tmp_path / "grey.pth")
+        assert torch.allclose(gray.eval()(images), color.eval()(images.expand(-1, 3, -1, -1)), atol=1e-5)
+    torch.save(gray.state_dict(), tmp_path / "gray.pth")
     with pytest.raises(UserError, match=r"another network: patch_embed\.proj\.weight is"):
-        load_weights(colour, tmp_path / "grey.pth")
+        load_weights(color, tmp_path / "gray.pth")
 
 
 def test_a_teacher_of_colours_sees_grey_in_all_channels() -> None:

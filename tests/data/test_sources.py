@@ -43,7 +43,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 class Pets(Dataset):
-    """Colours as a PIL image, a path and an open file by turns."""
+    """Colors as a PIL image, a path and an open file by turns."""
 
     classes = ["cat", "dog", "owl"]
 
@@ -74,7 +74,7 @@ Noisy = varying("Noisy", image=lambda self, index: Image.new("RGB", (40, 40), tu
 NoClasses = varying("NoClasses", classes=None)
 Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
 High = varying("High", label=lambda self, index: index // 5)
-Unlabelled = varying("Unlabelled", label=lambda self, index: -1 if index == 2 else 0)
+Unlabeled = varying("Unlabeled", label=lambda self, index: -1 if index == 2 else 0)
 
 class Torn(Pets):
     def image(self, index):
@@ -132,7 +132,7 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
         ("Differ", "own_data:Differ: train and val do not have the same classes"),
         ("Tensors", r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an"),
         ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes"),
-        ("Unlabelled", "the training image own_data:Unlabelled/train/2 has no label"),
+        ("Unlabeled", "the training image own_data:Unlabeled/train/2 has no label"),
     ],
 )
 def test_a_data_set_of_another_shape_ends_the_run_in_one_line(own: str, name: str, words: str) -> None:

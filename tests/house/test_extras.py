@@ -37,7 +37,7 @@ SMALL = [
     "--save_every_n_steps=1",
     "--trainer.log_every_n_steps=1",
 ]
-OTHERS = {"background": "colour", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
+OTHERS = {"background": "color", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
 OTHERS["pretrained"] = "timm's word for published weights"
 OTHERS["extra"] = "a key of evaluation.json, which no metric of the user's own may have"
 OTHERS["check"] = "a method that a strategy may have"

@@ -74,7 +74,7 @@ class Trial:
 
     def before(self) -> None:
         """Train what the run starts or learns from."""
-        anew = ("--model.weights", "--model.freeze", "--model.solve", "--model.distil", "--model.teacher")
+        anew = ("--model.weights", "--model.freeze", "--model.solve", "--model.distill", "--model.teacher")
         words = [word for word in self.made.arguments if not word.startswith(anew)]
         self.cait("fit", *words, "--run_name=before", "--trainer.max_epochs=1")
         checkpoint = torch.load(self.folder / "logs/before/checkpoints/best.ckpt", weights_only=True)

@@ -57,7 +57,7 @@ FACTORS: dict[str, Sequence[str]] = {
     "network": ("cait", "batchnorm", "own", "solved", "frozen"),
     "weights": ("none", "file", "run"),
     "resumed": ("no", "amid", "extended", "grown"),
-    "mode": ("colour", "grey", "16 bit", "transparent"),
+    "mode": ("color", "gray", "16 bit", "transparent"),
     "place": ("absolute", "dot", "spaces", "accents"),
     "devices": ("1", "2", "3", "launcher"),  # which starts two, whatever the settings say
     "average": ("none", "0.9", "0.9999"),
@@ -145,17 +145,17 @@ def _digits() -> dict[int, list[np.ndarray]]:
 
 def picture(label: int, number: int, mode: str) -> Image.Image:
     """A noisy digit of 12 × 12 pixels. A transparent one is black everywhere: only on white can it be seen."""
-    grey = Image.fromarray(_digits()[label][number]).resize((12, 12), Image.Resampling.BICUBIC)
-    if mode == "colour":
+    gray = Image.fromarray(_digits()[label][number]).resize((12, 12), Image.Resampling.BICUBIC)
+    if mode == "color":
         return Image.merge(
-            "RGB", [grey, grey.point(lambda value: value // 2), grey.transpose(Image.Transpose.ROTATE_180)]
+            "RGB", [gray, gray.point(lambda value: value // 2), gray.transpose(Image.Transpose.ROTATE_180)]
         )
     if mode == "16 bit":
-        return Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+        return Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
     if mode == "transparent":
-        black = Image.new("L", grey.size)
-        return Image.merge("RGBA", [black, black, black, grey])
-    return grey
+        black = Image.new("L", gray.size)
+        return Image.merge("RGBA", [black, black, black, gray])
+    return gray
 
 
 @dataclass

@@ -47,7 +47,7 @@ def answers(run: Path, images: Sequence[Path] | None = None, only: Sequence[str]
 
 
 def figures(run: Path, told: str = "", found: Mapping[str, Answers] | None = None) -> dict[str, float]:
-    """{source: top-1 in per cent} of a run's best checkpoint on its validation images.
+    """{source: top-1 in percent} of a run's best checkpoint on its validation images.
 
     Args:
         told: what `cait fit` printed; with it the summary's figure is among them.

@@ -90,7 +90,7 @@ def photographs() -> list[Image.Image]:
 
 
 def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: int) -> None:
-    """Photographs of many sizes as grey, CMYK, palette, RGBA, grey with alpha and progressive files."""
+    """Photographs of many sizes as gray, CMYK, palette, RGBA, gray with alpha and progressive files."""
     import numpy as np
 
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The losses of labels and of a teacher's judgement against timm's and torch's, with a real teacher from a file."""
+"""The losses of labels and of a teacher's judgment against timm's and torch's, with a real teacher from a file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_loss_that_does_not_take_the_targets_is_told() -> None:
         trainer(max_epochs=1).fit(module(loss="torch.nn:BCEWithLogitsLoss"), loader())
 
 
-TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own
+TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalization of its own
 STUDENT_MEAN, STUDENT_STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)
 
 

@@ -19,22 +19,22 @@ SHOWN_BY = {"screen": "summary", "publish": "card's table", "visualize": "page's
 
 
 def save(pixels: np.ndarray, path: Path, kind: int) -> None:
-    """A digit in one of the modes that files have, with other colours below what is transparent."""
-    grey = Image.fromarray(np.kron(pixels * 255 / 16, np.ones((3, 3))).round().astype(np.uint8))
+    """A digit in one of the modes that files have, with other colors below what is transparent."""
+    gray = Image.fromarray(np.kron(pixels * 255 / 16, np.ones((3, 3))).round().astype(np.uint8))
     if kind == 0:
-        Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(path)  # 16 bits
+        Image.fromarray(np.asarray(gray).astype(np.uint16) * 257).save(path)  # 16 bits
     elif kind == 1:
-        hidden = np.dstack([np.asarray(grey)] * 3 + [np.asarray(grey)]).copy()
+        hidden = np.dstack([np.asarray(gray)] * 3 + [np.asarray(gray)]).copy()
         hidden[..., :3] = (40, 200, 90)
         Image.fromarray(hidden, "RGBA").save(path)
     elif kind == 2:
-        Image.merge("LA", (grey.point(lambda value: 255 - value), grey)).save(path)
+        Image.merge("LA", (gray.point(lambda value: 255 - value), gray)).save(path)
     elif kind == 3:
-        grey.convert("P").save(path, transparency=0)
+        gray.convert("P").save(path, transparency=0)
     elif kind == 4:
-        grey.convert("RGB").convert("CMYK").save(path.with_suffix(".jpg"))
+        gray.convert("RGB").convert("CMYK").save(path.with_suffix(".jpg"))
     else:
-        grey.save(path)
+        gray.save(path)
 
 
 @pytest.fixture(scope="module")

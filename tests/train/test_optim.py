@@ -57,7 +57,7 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
             optimizer = OptimizerSettings(name, arguments, **decay).build(net, lr=1e-3)
         else:
             optimizer = create_optimizer_v2(net, name, lr=1e-3, **decay, **arguments)
-        for _ in range(8):  # lookahead synchronises at the sixth
+        for _ in range(8):  # lookahead synchronizes at the sixth
             optimizer.zero_grad()
             net(torch.randn(4, 3, 32, 32).double()).square().mean().backward()
             optimizer.step()

@@ -103,7 +103,7 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     assert len(shown) == html.count("<figure>") == doubtful_page.MOST
     words = [
         "203 of 5,000 labels, the 200 most doubtful below",
-        "labelled &lt;owl&gt;: 0.1%",
+        "labeled &lt;owl&gt;: 0.1%",
         "seems cat: 75.0%; 1.png",
     ]
     places = [html.index(word) for word in words]
@@ -190,8 +190,8 @@ def test_doubtful_labels_are_listed_with_the_set_that_seems_right(tmp_path: Path
     sets = np.array([[0, 0], [1, 0], [1, 1]])
     labels = [0] * 10 + [1] * 10 + [2] * 10
     probabilities = np.where(sets[labels] == 1, 0.9, 0.1)
-    probabilities[3] = 0.95, 0.1  # labelled none, and looks like a
-    probabilities[25] = 0.9, 0.02  # labelled a;b, and looks like a alone
+    probabilities[3] = 0.95, 0.1  # labeled none, and looks like a
+    probabilities[25] = 0.9, 0.02  # labeled a;b, and looks like a alone
     scored = ([f"{index:02}.png" for index in range(30)], labels, probabilities)
     rows = doubt.write(tmp_path, ["a", "b"], [scored], torch.tensor(sets))
     assert rows == [("25.png", "a;b", "0.0200", "a", "0.9800"), ("03.png", ";", "0.0500", "a", "0.9500")]

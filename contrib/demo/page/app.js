@@ -201,11 +201,11 @@ function show(bitmap, weights) {
   $("seen").textContent = whole ? "" : "The network sees this part of the image.";
   if (!weights) return;
   $("switch").hidden = false;
-  $("map").getContext("2d").putImageData(colours(saliency(weights, Math.sqrt(weights.length), SIDE)), 0, 0);
+  $("map").getContext("2d").putImageData(colors(saliency(weights, Math.sqrt(weights.length), SIDE)), 0, 0);
   toggle();
 }
 
-function colours(values) {
+function colors(values) {
   const image = new ImageData(SIDE, SIDE);
   values.forEach((value, i) => {
     const place = value * (INFERNO.length - 1);

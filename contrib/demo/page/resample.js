@@ -107,20 +107,20 @@ export function geometry(width, height, how) {
   return { size, box: [left, top, how.img_size, how.img_size] };
 }
 
-// The colour around a padded image, red, green and blue to 255, of a mean for each channel or for grey.
+// The color around a padded image, red, green and blue to 255, of a mean for each channel or for gray.
 export function padding(mean) {
   return [0, 1, 2].map((channel) => 255 * mean[channel % mean.length]);
 }
 
-// The box of an image of which `resize` makes what lies in it; around that the colour of `how.mean`.
+// The box of an image of which `resize` makes what lies in it; around that the color of `how.mean`.
 function framed(pixels, width, height, how) {
   const { size, box } = geometry(width, height, how);
   const [left, top] = box.map((start) => Math.max(0, start));
   const [across, down] = size.map((side) => Math.min(side, how.img_size));
   const inner = resize(pixels, width, height, size, how.interpolation, [left, top, across, down]);
   if (across === how.img_size && down === how.img_size) return inner;
-  const colour = [...padding(how.mean).map(round), 255];
-  const result = Uint8ClampedArray.from({ length: how.img_size ** 2 * 4 }, (_, i) => colour[i % 4]);
+  const color = [...padding(how.mean).map(round), 255];
+  const result = Uint8ClampedArray.from({ length: how.img_size ** 2 * 4 }, (_, i) => color[i % 4]);
   for (let row = 0; row < down; row++) {
     const line = inner.subarray(row * across * 4, (row + 1) * across * 4);
     result.set(line, ((row + top - box[1]) * how.img_size + left - box[0]) * 4);
@@ -156,8 +156,8 @@ export function shrunk(pixels, width, height, shrink) {
   return { pixels, width, height };
 }
 
-// Make an image in RGBA grey, as Pillow's mode L.
-function grey(pixels) {
+// Make an image in RGBA gray, as Pillow's mode L.
+function gray(pixels) {
   const result = new Uint8ClampedArray(pixels.length).fill(255);
   for (let i = 0; i < pixels.length; i += 4) {
     result.fill((19595 * pixels[i] + 38470 * pixels[i + 1] + 7471 * pixels[i + 2] + 0x8000) >> 16, i, i + 3);
@@ -167,8 +167,8 @@ function grey(pixels) {
 
 // The evaluation transform: an image in RGBA to the network's input, float32 [C, S, S], and to the pixels of it.
 export function prepare(rgba, columns, rows, how) {
-  const { pixels: coloured, width, height } = shrunk(rgba, columns, rows, how.shrink);
-  const pixels = how.in_chans === 1 ? grey(coloured) : coloured;
+  const { pixels: colored, width, height } = shrunk(rgba, columns, rows, how.shrink);
+  const pixels = how.in_chans === 1 ? gray(colored) : colored;
   const seen = framed(pixels, width, height, how);
   const count = how.img_size ** 2;
   const input = new Float32Array(how.in_chans * count);

@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
         "exif_orientation": True,
         "background": "white",
     }
-    for name, channels in (("few", 3), ("grey", 1)):
+    for name, channels in (("few", 3), ("gray", 1)):
         fields = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4, "in_chans": channels}
         data = package.ImageNetDataModule(**settings, in_chans=channels)
         normal = {"mean": data.preprocessing.mean, "std": data.preprocessing.std}
@@ -215,12 +215,12 @@ def test_the_page_has_all_that_it_asks_for(
 
 
 def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main(["demo", "grey", "--runtime", str(runtime_of_ones_own(tmp_path, monkeypatch)), "--samples", "0"])
-    how = json.loads(Path("logs/grey/demo/model.json").read_text())["preprocessing"]
+    main(["demo", "gray", "--runtime", str(runtime_of_ones_own(tmp_path, monkeypatch)), "--samples", "0"])
+    how = json.loads(Path("logs/gray/demo/model.json").read_text())["preprocessing"]
     assert (how["in_chans"], how["mean"], how["std"]) == (1, [0.458971], [0.225609])
-    module = package.load("grey")
+    module = package.load("gray")
     image = module.transform("data/digits/val/3/0045.png")[None]
-    logits = onnxruntime.InferenceSession("logs/grey/demo/model.onnx").run(["logits"], {"images": image.numpy()})[0]
+    logits = onnxruntime.InferenceSession("logs/gray/demo/model.onnx").run(["logits"], {"images": image.numpy()})[0]
     with torch.no_grad():
         assert torch.allclose(torch.from_numpy(logits), module.model(image), atol=1e-4)
 
@@ -382,7 +382,7 @@ def test_a_page_opened_as_a_file_says_how_to_open_it(tmp_path: Path) -> None:
 def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
     """Images that a browser may read in another way than Pillow."""
     folder.mkdir()
-    paths = {name: folder / name for name in ("large.png", "clear.png", "turned.jpg", "grey.png", "palette.png")}
+    paths = {name: folder / name for name in ("large.png", "clear.png", "turned.jpg", "gray.png", "palette.png")}
     photograph.save(paths["large.png"])
     veil = Image.fromarray(np.tile(np.linspace(0, 255, photograph.width).astype(np.uint8), (photograph.height, 1)))
     clear = photograph.copy()
@@ -391,7 +391,7 @@ def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
     exif = Image.Exif()
     exif[0x0112] = 6
     photograph.save(paths["turned.jpg"], quality=95, exif=exif)
-    photograph.convert("L").save(paths["grey.png"])
+    photograph.convert("L").save(paths["gray.png"])
     photograph.convert("P").save(paths["palette.png"])
     return paths
 

@@ -62,7 +62,7 @@ def root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
     files = {
         "clear.png": encoded(clear, "PNG"),
         "deep.png": encoded(deep, "PNG"),
-        "grey.jpg": encoded(photo.convert("L"), quality=95),
+        "gray.jpg": encoded(photo.convert("L"), quality=95),
         "none.jpg": b"<html>",
         "opaque.png": encoded(photo.convert("RGBA"), "PNG"),
         "photo.jpg": encoded(photo, quality=95),
@@ -180,7 +180,7 @@ def test_a_failing_disk_ends_the_run_in_one_line(root: Path, tmp_path: Path, mon
         (["--quality=90"], "--quality is for --max_side without --raw"),
         (["--raw", "--quality=90"], "--quality is for --max_side without --raw"),
         (["--max_side=40", "--background=white"], "--exif_orientation and --background are for --raw"),
-        (["--raw", "--background=whit"], "background must be a colour"),
+        (["--raw", "--background=whit"], "background must be a color"),
     ],
 )
 def test_options_that_cannot_be_are_told(

@@ -531,7 +531,7 @@ def test_the_windowed_order_has_every_image_once_and_few_chunks_at_a_time() -> N
     open_at = [sum(found[0] <= place <= found[-1] for found in places.values()) for place in range(1000)]
     assert max(open_at) <= 4
     assert min(open_at[100:-100]) >= 3
-    # Within them it is random: neighbours are of one chunk as rarely as four chunks allow.
+    # Within them it is random: neighbors are of one chunk as rarely as four chunks allow.
     assert 0.15 < np.mean([a == b for a, b in pairwise(chunks[200:800])]) < 0.35
 
 

@@ -30,12 +30,12 @@ from cait.settings import Settings, flat, values
 class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
-    Training batches are images [B, C, img_size, img_size] in float32, normalised, and labels: class indices [B] in
+    Training batches are images [B, C, img_size, img_size] in float32, normalized, and labels: class indices [B] in
     int64, or after Mixup or CutMix class probabilities [B, num_classes]. If an image may have several classes, labels
     are 0 or 1 in float32, [B, num_classes], and -1 where an image cannot be read. Order, augmentation and mixing depend
     only on (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8,
-    which Lightning's hook after the transfer to the device normalises, erases and mixes. Without a Trainer, after
-    `setup("fit")`, the loaders normalise and erase, and the caller may mix.
+    which Lightning's hook after the transfer to the device normalizes, erases and mixes. Without a Trainer, after
+    `setup("fit")`, the loaders normalize and erase, and the caller may mix.
 
     The settings are the fields of `Splits`, `Loading`, `Preprocessing`, `Augmentation` and `Mixing`, those that extras
     add, and:
@@ -69,7 +69,7 @@ class ImageNetDataModule(LightningDataModule):
         if mixing.is_on and loading.batch_size % 2:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         if (channels := preprocessing.reading.in_chans) not in (1, 3) and not self.has_own_eval_transform:
-            why = "images have 3 channels (RGB) or 1 (grey); others need a data module with transforms of your own"
+            why = "images have 3 channels (RGB) or 1 (gray); others need a data module with transforms of your own"
             raise UserError(f"--model.fields.in_chans {channels}: {why}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
@@ -94,8 +94,8 @@ class ImageNetDataModule(LightningDataModule):
     def make_train_transform(self) -> Callable[[Any], Any]:
         """Return the training transform; a subclass may override it. Called once, on first use.
 
-        A transform of your own takes a PIL image in RGB. It returns [3, img_size, img_size]: normalised float32, or
-        uint8, which is normalised on the device. To stay exact on resume, it draws only from the global generators of
+        A transform of your own takes a PIL image in RGB. It returns [3, img_size, img_size]: normalized float32, or
+        uint8, which is normalized on the device. To stay exact on resume, it draws only from the global generators of
         `random`, numpy and torch: they are seeded for each image.
         """
         return self.pipeline or self.augmentation.transform(self.preprocessing)
@@ -294,7 +294,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalise and erase a batch on its device, and mix it if it is a training batch."""
+        """Normalize and erase a batch on its device, and mix it if it is a training batch."""
         if self.trainer is not None and self.trainer.predicting:
             return self._normalized(batch)
         images, labels = self._labelled(batch)

@@ -142,7 +142,7 @@ class TrainImages(Dataset[tuple[Any, int]]):
 
 @dataclass(eq=False)
 class EvalImages(Dataset[tuple[Tensor, int]]):
-    """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalised.
+    """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalized.
 
     An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL.
     """

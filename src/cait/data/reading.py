@@ -71,20 +71,20 @@ class Reading:
     """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
     not, and the published recipes do not."""
     background: str | None = "white"
-    """Colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
-    shows whatever colour the file holds there."""
+    """Color behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
+    shows whatever color the file holds there."""
     shrink: int | None = None
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
     in_chans: int = 3
-    """Channels of the network. 1 makes images grey, as Pillow's mode L; in RGB, until they are normalised."""
+    """Channels of the network. 1 makes images gray, as Pillow's mode L; in RGB, until they are normalized."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
         with suppress(ValueError):
             if self.background is None or len(ImageColor.getrgb(self.background)) == 3:  # opaque
                 return
-        raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
+        raise UserError(f"background must be a color, as white or '#8090a0', or null; got {self.background!r}")
 
     def shrinks(self, size: tuple[int, int]) -> bool:
         """Whether an image of this size, in pixels, is halved."""
@@ -216,7 +216,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
+    """Gray of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
     tags = getattr(image, "tag_v2", {})  # TIFF alone has tags
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
     is_raw, is_signed = image.info.get("compression") == "raw", tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 2
@@ -233,9 +233,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
-    grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
+    gray = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
     is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # Pillow turns 8 bits alone
-    return Image.fromarray((255 - grey if is_negative else grey).astype(np.uint8))
+    return Image.fromarray((255 - gray if is_negative else gray).astype(np.uint8))
 
 
 def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:

@@ -123,8 +123,8 @@ def write_digits(root: Path) -> None:
         for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
             folder = written / ("val" if number in held_out else "train") / str(label)
             folder.mkdir(parents=True, exist_ok=True)
-            grey = np.round(pixels * (255 / 16)).astype(np.uint8)
-            Image.fromarray(grey).save(folder / f"{number:04d}.png")
+            gray = np.round(pixels * (255 / 16)).astype(np.uint8)
+            Image.fromarray(gray).save(folder / f"{number:04d}.png")
         try:
             written.rename(root)  # replaces an empty folder too
         except OSError:

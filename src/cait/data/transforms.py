@@ -25,7 +25,7 @@ Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
-"""ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in grey."""
+"""ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in gray."""
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 
@@ -39,14 +39,14 @@ class Preprocessing:
     interpolation: str = "bicubic"
     """timm's name of the resampling filter, for training and evaluation."""
     crop_pct: float = 1.0
-    """Evaluation resizes the shorter side to img_size / crop_pct, then crops the centre."""
+    """Evaluation resizes the shorter side to img_size / crop_pct, then crops the center."""
     fit: Fit = "crop"
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
-    img_size / crop_pct and puts the colour `mean` around, "squash" resizes both sides."""
+    img_size / crop_pct and puts the color `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalisation, for each channel, of pixels in [0, 1]; for grey images one number, or three alike."""
+    """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
-    """Standard deviation for the normalisation, given as `mean` is."""
+    """Standard deviation for the normalization, given as `mean` is."""
     reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
@@ -55,11 +55,11 @@ class Preprocessing:
         check_range(self, "(0, 1]", "crop_pct")
         check_range(self, "(-inf, inf)", "mean")
         check_range(self, "(0, inf)", "std")
-        mean, std, grey = [*self.mean], [*self.std], self.reading.in_chans == 1
-        if grey:
+        mean, std, gray = [*self.mean], [*self.std], self.reading.in_chans == 1
+        if gray:
             mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
-        if {len(mean), len(std)} != {1 if grey else 3}:
-            numbers = "one number" if grey else "three numbers"
+        if {len(mean), len(std)} != {1 if gray else 3}:
+            numbers = "one number" if gray else "three numbers"
             raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
         vars(self).update(mean=mean, std=std)
 
@@ -77,7 +77,7 @@ class Preprocessing:
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
-        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # grey is still in RGB
+        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # gray is still in RGB
         return dict(input_size=(3, self.img_size, self.img_size), interpolation=self.interpolation, mean=mean, std=std)
 
 
@@ -92,8 +92,8 @@ class Augmentation:
     hflip: float = 0.5
     """Probability of a horizontal flip."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: grey,
-    solarised or blurred; there with color_jitter 0.3). None turns it off."""
+    """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: gray,
+    solarized or blurred; there with color_jitter 0.3). None turns it off."""
     augment_ops: list[str] | None = None
     """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image in RGB of
     the crop's size, after auto_augment. A run stays exact if they draw only from the global generators of `random`,
@@ -118,14 +118,14 @@ class Augmentation:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalised."""
+        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalized."""
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if preprocessing.fit != "crop":
             squared = replace(preprocessing, crop_pct=1.0).transform().transforms[:2]
             first[:1] = [ShapedCrop(self.scale, self.ratio), *squared]
         if len(preprocessing.mean) == 1:
-            final.insert(2, itemgetter(slice(1)))  # normalised, one of grey's equal three
+            final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
         return Compose([*first, *policy, *self.own_operations(), *final])
 
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
@@ -167,7 +167,7 @@ class ShapedCrop:
 
 
 class NormalizeAndErase:
-    """Finish a batch on its device: float32, normalised, boxes filled with noise.
+    """Finish a batch on its device: float32, normalized, boxes filled with noise.
 
     Mean and standard deviation are for each channel, of pixels in [0, 1]; one number keeps the first of them.
     """

@@ -75,7 +75,7 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
 def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
     """The curves of runs, by the runs' names, as a figure with a panel for each metric; its splits share the panel.
 
-    Colours tell the runs apart and dashes the splits. Time counts in epochs, or in steps if a run is within its first.
+    Colors tell the runs apart and dashes the splits. Time counts in epochs, or in steps if a run is within its first.
     """
     from cait.extras import plots
 
@@ -94,9 +94,9 @@ def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
                 steps, values = curves[name]
                 time = [(step + 1) / (units[label] or 1) for step in steps]
                 place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
-                colour = f"C{number if len(runs) > 1 else place}"
+                color = f"C{number if len(runs) > 1 else place}"
                 marker = "." if len(values) == 1 else ""
-                panel.plot(time, values, DASHES[place], color=colour, marker=marker, label=f"{label} {split}")
+                panel.plot(time, values, DASHES[place], color=color, marker=marker, label=f"{label} {split}")
     keys = {line.get_label(): line for panel in axes for line in panel.get_lines()}
     figure.legend(handles=[*keys.values()], loc="outside lower center", ncols=min(4, 2 * len(titles)), fontsize=8)
     return figure

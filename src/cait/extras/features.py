@@ -26,7 +26,7 @@ BATCH = 64
 SIDE = 64
 """Larger images are averaged down to this many pixels a side before their pixels are kept."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
-"""Values of C as scikit-learn has it: the larger, the weaker the regularisation."""
+"""Values of C as scikit-learn has it: the larger, the weaker the regularization."""
 USUAL = 0.1
 """C where no class has enough images to hold some out."""
 HELD_OUT = 5
@@ -163,14 +163,14 @@ def solve(
     weights: Tensor | None = None,
     strength: float | None = None,
 ) -> Head:
-    """The head that fits all rows best. It is solved on standardised features, and folded to take them as they are.
+    """The head that fits all rows best. It is solved on standardized features, and folded to take them as they are.
 
     Args:
         features: [N, D].
         targets: as in `Rows`.
         classes: C, also with classes that no row has.
         weights: [N], in any unit; None counts all rows alike.
-        strength: C of the regularisation; None takes the one that does best on rows which are held out.
+        strength: C of the regularization; None takes the one that does best on rows which are held out.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that the bits do not depend on their number
@@ -191,7 +191,7 @@ def solve(
 
 
 def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
-    """The layer and the C with the least loss on the rows held out, from strong regularisation to weak."""
+    """The layer and the C with the least loss on the rows held out, from strong regularization to weak."""
     held = held_out(rows.targets)
     if not held.any():
         return layer, USUAL

@@ -13,9 +13,9 @@ from cait.data.reading import load_rgb, open_image
 from cait.extras.features import evenly
 
 LOOKED_AT, SIDE = 50, 32
-"""Validation images whose neighbours are looked at, and the side in pixels at which two are compared."""
+"""Validation images whose neighbors are looked at, and the side in pixels at which two are compared."""
 SAME, OF_CONTRAST = 4.0, 0.25
-"""Alike are two that differ by fewer grey levels, and by less than this part of what one differs from its mean."""
+"""Alike are two that differ by fewer gray levels, and by less than this part of what one differs from its mean."""
 REMEDY = "keep each scene together, by a column `group` of --data.labels"
 
 

@@ -25,7 +25,7 @@ WEAKEST = 5
 
 
 def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
-    """Accuracy in per cent and name of the classes below 100 %, the lowest first."""
+    """Accuracy in percent and name of the classes below 100 %, the lowest first."""
     return sorted((share, name) for name, share in per_class.items() if share is not None and share < 100)
 
 

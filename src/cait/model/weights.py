@@ -223,7 +223,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
             is_of_colours = state[key].ndim == 4 and state[key].shape[1] == 3
             if is_of_colours and weights[key].shape == state[key][:, :1].shape:
                 state[key] = state[key].sum(1, keepdim=True)
-                notes.append(f"the three channels of {key} added up for grey images")
+                notes.append(f"the three channels of {key} added up for gray images")
         if differs := difference(weights, state):
             raise UserError(differs)
     except UserError as error:
@@ -241,7 +241,7 @@ def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | No
         own, theirs = (held.get(key) for held in (weights, state))
         if own is None or theirs is None or own.shape != theirs.shape:
             found, wanted = ("missing" if part is None else tuple(part.shape) for part in (theirs, own))
-        elif own.is_floating_point() > theirs.is_floating_point():  # quantised, as int8
+        elif own.is_floating_point() > theirs.is_floating_point():  # quantized, as int8
             found, wanted = (f"of the type {part.dtype}".replace("torch.", "") for part in (theirs, own))
         else:
             continue

@@ -1,4 +1,4 @@
-"""Losses: of the labels, and of a teacher's judgement; their settings."""
+"""Losses: of the labels, and of a teacher's judgment; their settings."""
 
 from __future__ import annotations
 

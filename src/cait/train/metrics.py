@@ -61,12 +61,12 @@ class Counts(Metric):
 
 
 class EvalMetrics(nn.Module):
-    """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes.
+    """Loss and top-1 / top-5 accuracy in percent over a whole set, exact over several processes.
 
     Args:
         own: further metrics by name, as "package.module:name" of something that is called with num_classes and
             returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
-        per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
+        per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in percent.
 
     Raises:
         UserError: one of `own` cannot be made, is no metric, or has a name that is taken.
@@ -134,7 +134,7 @@ class EvalMetrics(nn.Module):
         return figures
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
-        """What `compute` counted last: images, the recall of each class of these names in per cent, and their mean."""
+        """What `compute` counted last: images, the recall of each class of these names in percent, and their mean."""
         assert self.per_class is not None
         counted = self.per_class.tolist()
         shares = [100 * right / images if images and self.is_finite else None for images, right in counted]

@@ -75,7 +75,7 @@ class CaiTModule(LightningModule):
         metrics: further metrics of validation by name, as
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
         per_class: log val/acc1_macro, the mean of the classes' recalls.
-        mean: of the normalisation that the images have had; with a data module it is the data's.
+        mean: of the normalization that the images have had; with a data module it is the data's.
         std: the same.
 
     Raises:
@@ -89,7 +89,7 @@ class CaiTModule(LightningModule):
     reading: Any = None
     """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
     eval_transform: Any = None
-    """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
+    """A PIL image in RGB to uint8 [3, S, S], or to normalized float32 [3, S, S]; None takes the checkpoint's."""
     validates_first: bool = False
     """Whether to validate before the first step, and save."""
 

@@ -1,4 +1,4 @@
-"""The teacher of distillation: a frozen network with its own normalisation and size."""
+"""The teacher of distillation: a frozen network with its own normalization and size."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Normalization = Sequence[Sequence[float]]
 
 
 class Teacher(nn.Module):
-    """A frozen network that judges the student's batches, under its own normalisation and at its own size.
+    """A frozen network that judges the student's batches, under its own normalization and at its own size.
 
     Args:
         network: images [B, C, H, W] to logits [B, num_classes].
         own: of the images that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
-        students: of the images that it judges. A network for RGB sees grey images in all three channels.
+        students: of the images that it judges. A network for RGB sees gray images in all three channels.
     """
 
     scale: Tensor
@@ -63,7 +63,7 @@ def load_teacher(
     students: Normalization,
     classes: Sequence[str] | None = None,
 ) -> Teacher:
-    """Load a student's teacher with its weights, for images that have had the student's normalisation.
+    """Load a student's teacher with its weights, for images that have had the student's normalization.
 
     It sees the images at the student's size, or at its own where it takes no other. A run must know the classes of the
     data by name, in any order; of timm's network only their number is compared. Raises UserError if there is no such
@@ -83,7 +83,7 @@ def load_teacher(
             raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
         img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
     if len(own[0]) < len(students[0]):
-        raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
+        raise UserError(f"the teacher {name} takes gray images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
     return Teacher(teacher, own, img_size, students)

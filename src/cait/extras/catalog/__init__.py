@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Catalog:
-    """Where a data set of the catalogue is, and how it is read. `root` may also be the name of one: torchvision's
+    """Where a data set of the catalog is, and how it is read. `root` may also be the name of one: torchvision's
     "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10"."""
 
     data_dir: str | None = None

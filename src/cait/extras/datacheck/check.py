@@ -22,7 +22,7 @@ from cait.extras.frames import told_of_frames
 from cait.run.program import Program
 
 THUMBNAIL, SAME = 32, 4.0
-"""Side of a thumbnail, and the mean difference of two, in grey levels, below which they show the same."""
+"""Side of a thumbnail, and the mean difference of two, in gray levels, below which they show the same."""
 SHOWN = 3
 """Pairs that a line names."""
 

@@ -46,7 +46,7 @@ class Augment:
     """timm's training transform as an `ImageNetDataModule.pipeline`: the same draws, nearly the same pixels.
 
     It decodes only the crop and resizes it with torch. RandAugment uses the operations of `ops.py`; timm and Pillow do
-    the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the global generators
+    the other policies. Normalization and erasing are left to `NormalizeAndErase`. It draws from the global generators
     of `random`, numpy and torch in timm's order.
     """
 

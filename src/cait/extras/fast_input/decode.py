@@ -125,18 +125,18 @@ class Upright:
         return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
 
 
-class Grey:
-    """An image whose boxes are grey, as Pillow makes them; the channels are equal."""
+class Gray:
+    """An image whose boxes are gray, as Pillow makes them; the channels are equal."""
 
-    def __init__(self, coloured: OpenImage) -> None:
-        self.coloured = coloured
-        self.size: tuple[int, int] = coloured.size
+    def __init__(self, colored: OpenImage) -> None:
+        self.colored = colored
+        self.size: tuple[int, int] = colored.size
 
     def crop(self, box: Box) -> np.ndarray:
-        return np.array(Image.fromarray(self.coloured.crop(box)).convert("L").convert("RGB"))
+        return np.array(Image.fromarray(self.colored.crop(box)).convert("L").convert("RGB"))
 
 
-OpenImage = DecodedImage | JpegStream | Upright | Grey
+OpenImage = DecodedImage | JpegStream | Upright | Gray
 """An opened RGB image; its boxes can be decoded."""
 
 
@@ -164,7 +164,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
             image = _fast(data, name, decoder, reading)
-            image = Grey(image) if reading.in_chans == 1 else image
+            image = Gray(image) if reading.in_chans == 1 else image
             return DecodedImage(image.crop((0, 0, *image.size[::-1]))) if whole else image
         except Exception:  # of any kind; Pillow decides
             pass

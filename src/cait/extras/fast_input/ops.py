@@ -102,7 +102,7 @@ def _sheared_along_y(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarra
 
 @cache
 def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
-    """Rows between margins of the colour `fill`, and for each row all its windows of width + 3 pixels."""
+    """Rows between margins of the color `fill`, and for each row all its windows of width + 3 pixels."""
     padded = np.empty((height, 3 * width + 12, 3), np.uint8)
     padded[:] = fill
     return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)

@@ -47,7 +47,7 @@ class Row:
     evaluate: bool = False
     """Train nothing; score the weights of `weights_of`."""
     top1: float | None = None
-    """Published top-1 on ImageNet in per cent."""
+    """Published top-1 on ImageNet in percent."""
     failed: bool = False
     """The published run broke down before its end."""
     parameters: float | None = None
@@ -200,7 +200,7 @@ def show(arguments: list[str], program: Program) -> None:
                 top1 = ("" if row.top1 is None else f"{row.top1}") + ("†" if row.failed else "")
                 grid.add_row(row.id, row.differs, top1, _reproduced(row))
         screen.print(grid)
-    screen.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
+    screen.print("paper: top-1 on ImageNet in percent; † the run broke down before its end.")
     for scored, what in ((False, "train a row"), (True, "score a row")):
         if example := next((row for row in chosen if row.evaluate is scored), None):
             screen.print(f"{what}: {example.command}", soft_wrap=True)

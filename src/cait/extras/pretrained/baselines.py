@@ -91,7 +91,7 @@ def _of_run(trainer: Trainer) -> tuple[str, float, str]:
 
 
 def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = False) -> Iterator[Scores]:
-    """For each classifier its name, how it answers, its accuracies in per cent, and the seconds it took.
+    """For each classifier its name, how it answers, its accuracies in percent, and the seconds it took.
 
     Chance is the largest class of those to validate on. A run that `is_probe` has no other linear probe beside it.
     """
@@ -111,7 +111,7 @@ def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = Fals
 
 
 def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Top-1 accuracy and its mean over the classes that have images, in per cent, as a run logs them."""
+    """Top-1 accuracy and its mean over the classes that have images, in percent, as a run logs them."""
     of_classes = [np.mean(answers[labels == label] == label) for label in np.unique(labels)]
     return {"acc1": 100 * float(np.mean(answers == labels)), "acc1_macro": 100 * float(np.mean(of_classes))}
 

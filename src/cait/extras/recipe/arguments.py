@@ -116,9 +116,9 @@ def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
 def report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     """Print what is in the folder, and the reasons of the recipe."""
     held = " (held out, see validation.csv)" if source.holds_out else ""
-    colour = "grey" if folder.grey else "colour"
+    color = "gray" if folder.gray else "color"
     images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
     say(f"recipe    chosen for {source.root}, because no --config is given")
-    for topic, text in [("images", f"{images}{colour}, about {folder.side} pixels"), *recipe.lines]:
+    for topic, text in [("images", f"{images}{color}, about {folder.side} pixels"), *recipe.lines]:
         say(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)

@@ -58,8 +58,8 @@ class Survey:
     """Median of the shorter sides, in pixels."""
     megapixels: float
     """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
-    grey: bool
-    """Whether nearly all images are grey."""
+    gray: bool
+    """Whether nearly all images are gray."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
@@ -125,8 +125,8 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
-    grey = bool((spread < 2).mean() >= 0.95)  # in nearly all images the channels differ by less than 2 of 255
-    axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
+    gray = bool((spread < 2).mean() >= 0.95)  # in nearly all images the channels differ by less than 2 of 255
+    axes = (0, 1, 2, 3) if gray else (0, 1, 2)  # all channels alike if the images are gray
     mean = np.broadcast_to(pixels.mean(axis=axes) / 255, 3)
     std = np.broadcast_to(pixels.std(axis=axes) / 255, 3)
     return Survey(
@@ -135,7 +135,7 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
         val=len(source.val),
         side=int(statistics.median(sides)),
         megapixels=statistics.mean(megapixels),
-        grey=grey,
+        gray=gray,
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )
@@ -252,7 +252,7 @@ class Trial:
 
 @quietly()
 def compare(data: ImageNetDataModule, module: CaiTModule, held: Settings) -> tuple[float, float] | None:
-    """Top-1, in per cent, of logistic regressions on a network's features and on the pixels; None if there are none.
+    """Top-1, in percent, of logistic regressions on a network's features and on the pixels; None if there are none.
 
     Both learn from a sample of the training images, and answer a fifth of it.
     """

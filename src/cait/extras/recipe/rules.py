@@ -34,7 +34,7 @@ STRONG = MIXED | {
     "data.scale": [0.35, 1.0],
     "data.mix_prob": 0.3,
 }
-"""Augmentation from weights, in whose few epochs nothing is learned by heart; of small grey images; of others."""
+"""Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
 square root a network learns to leave out a rare class."""
@@ -236,19 +236,19 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:
-    """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
+    """Photographs may be mirrored, cropped and recolored; gray ones not recolored: brightness is all they have.
 
-    Grey images may be letters or digits, which are others in a mirror. The few images of a rare class are drawn so
-    often that the network would learn them by heart, so they are changed more, grey or not.
+    Gray images may be letters or digits, which are others in a mirror. The few images of a rare class are drawn so
+    often that the network would learn them by heart, so they are changed more, gray or not.
     """
     if recipe.weights:
         chosen, how = LITTLE, "crops and nothing else, because the run is short"
-    elif folder.grey and (folder.side <= SMALL or folder.unevenness < RARE):
+    elif folder.gray and (folder.side <= SMALL or folder.unevenness < RARE):
         chosen, how = MILD, "crops, a little Mixup"
     else:
         chosen, how = STRONG, "crops, RandAugment, some Mixup"
     recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **chosen})
-    mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.grey else 0.5) else "not mirrored"
+    mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.gray else 0.5) else "not mirrored"
     recipe.note("augment", f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)")
 
 

@@ -102,7 +102,7 @@ def published(given: Mapping[str, Any], has_gpu: bool) -> Weights:
         raise UserError(f"the Hugging Face hub has no weights of {name}")
     came = fetched(known)
     settings = {"model.name": name, "model.pretrained": True} | image_settings(known)
-    return Weights(f"timm's {entry(known)}, {came}, licence {known.license or 'unknown'}", settings)
+    return Weights(f"timm's {entry(known)}, {came}, license {known.license or 'unknown'}", settings)
 
 
 def entry(known: Any) -> str:

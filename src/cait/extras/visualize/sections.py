@@ -185,7 +185,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
 
 @torch.no_grad()
 def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
-    """Score batches of normalised images and labels, in float32; the highest loss comes first.
+    """Score batches of normalized images and labels, in float32; the highest loss comes first.
 
     An image with a label below 0 does not count.
     """
@@ -206,8 +206,8 @@ def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figu
     """scikit-learn's confusion matrix, each row as shares of its class."""
     side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
-    colours = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
-    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colours, colorbar=False)
+    colors = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
+    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colors, colorbar=False)
     names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
     labels, predicted = [each.label for each in scored], [each.predicted for each in scored]
     ConfusionMatrixDisplay.from_predictions(labels, predicted, normalize="true", ax=axes, **cells, **names)

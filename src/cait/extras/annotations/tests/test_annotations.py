@@ -261,7 +261,7 @@ def test_a_folder_of_three_splits_is_scored_as_three(here: Path, digits_root: Pa
     main(["eval", "three"])
     found = json.loads(Path("logs/three/evaluation.json").read_text())["raw"]
     assert found["extra"]["test"]["images"] == len([*three.glob("test/*/*")]) < found["images"]
-    (three / "test/unlabelled").mkdir()  # as Kaggle's folders of images without labels
+    (three / "test/unlabeled").mkdir()  # as Kaggle's folders of images without labels
     main(["eval", "three"])
     assert "extra" not in json.loads(Path("logs/three/evaluation.json").read_text())["raw"]
 

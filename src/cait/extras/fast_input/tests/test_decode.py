@@ -43,7 +43,7 @@ def files(photographs: list[Image.Image]) -> dict[str, bytes]:
     found |= {
         "440.jpg": sampled(encoded(square, subsampling=1), 0x12),
         "411.jpg": sampled(encoded(square, subsampling=2), 0x41),
-        "grey.jpg": encoded(photo.convert("L")),
+        "gray.jpg": encoded(photo.convert("L")),
         "adobe cmyk.jpg": cmyk,
         "cmyk.jpg": cmyk[: adobe - 4] + cmyk[adobe + 12 :],
         "ycck.jpg": cmyk[: adobe + 11] + b"\x02" + cmyk[adobe + 12 :],
@@ -173,9 +173,9 @@ def test_what_is_transparent_shows_the_background(photographs: list[Image.Image]
         data = encoded(image, "PNG")
         pixels = np.asarray(Image.open(BytesIO(data)).convert("RGBA")).astype(float)
         share = pixels[..., 3:] / 255
-        for background, colour in (("white", (255, 255, 255)), ("#204060", (0x20, 0x40, 0x60))):
+        for background, color in (("white", (255, 255, 255)), ("#204060", (0x20, 0x40, 0x60))):
             read = open_image(BytesIO(data), "it", False, FASTEST, Reading(background=background)).crop((0, 0, 30, 40))
-            expected = pixels[..., :3] * share + np.array(colour) * (1 - share)  # by hand
+            expected = pixels[..., :3] * share + np.array(color) * (1 - share)  # by hand
             np.testing.assert_allclose(read, expected, atol=1)
         hidden = open_image(BytesIO(data), "it", False, FASTEST, PUBLISHED).crop((0, 0, 30, 40))
         np.testing.assert_array_equal(hidden, pixels[..., :3])
@@ -184,7 +184,7 @@ def test_what_is_transparent_shows_the_background(photographs: list[Image.Image]
 def test_nvimagecodec_reads_the_common_jpegs(files: dict[str, bytes]) -> None:
     if FASTEST != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
-    for name in ("subsampling 0.jpg", "subsampling 1.jpg", "subsampling 2.jpg", "grey.jpg", "restarts.jpg"):
+    for name in ("subsampling 0.jpg", "subsampling 1.jpg", "subsampling 2.jpg", "gray.jpg", "restarts.jpg"):
         assert type(open_image(BytesIO(files[name]), "", False, "nvimgcodec")) is JpegStream
 
 

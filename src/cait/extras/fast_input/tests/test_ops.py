@@ -17,7 +17,7 @@ SHIFTS = [name for name in NAME_TO_OP if name.startswith(("Shear", "Translate"))
 
 
 def images(photographs: list[Image.Image]) -> Iterator[Image.Image]:
-    """Crops of several sizes, one with a frame of pure colours and one of a single colour."""
+    """Crops of several sizes, one with a frame of pure colors and one of a single color."""
     for number, (width, height) in enumerate([(96, 96), (64, 40), (33, 57), (5, 4)]):
         yield photographs[number % 2].resize((width, height), Image.Resampling.BICUBIC)
     framed = Image.new("RGB", (48, 48), (255, 0, 255))

@@ -85,7 +85,7 @@ def rendered(*tables: Results, fields: dict | None = None, scores: dict | None =
         ({}, "- Data: mine"),
         ({"root": "s3://bucket/private/birds/"}, "- Data: birds"),
         ({"root": "torch/cifar10"}, "- Data: torch/cifar10"),
-        ({"fit": "pad"}, "The transform puts the colour `mean` around images that are not square."),
+        ({"fit": "pad"}, "The transform puts the color `mean` around images that are not square."),
         ({"scores": {"mAP": 0.5}}, "An image has every class whose probability is above 0.5, or none of them."),
     ],
 )
@@ -105,15 +105,15 @@ def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fie
     code = re.search(r"```python\n(.*?)```", rendered(fields=fields, **values(reading)), re.S)[1]
     imports, reads = re.search(r"(import.*?)\n\n.*?(image = Image.open.*?)with torch", code, re.S).groups()
     rng = np.random.default_rng(0)
-    grey, colours = (rng.integers(0, 256, (50, 90, *more), dtype=np.uint8) for more in ([], [4]))
+    gray, colors = (rng.integers(0, 256, (50, 90, *more), dtype=np.uint8) for more in ([], [4]))
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    images = [Image.fromarray(colours, "RGBA"), Image.fromarray(colours[..., :2], "LA"), Image.fromarray(grey)]
-    images += [Image.fromarray(grey.astype(np.uint16) * 257), Image.fromarray(grey).convert("P")]
+    images = [Image.fromarray(colors, "RGBA"), Image.fromarray(colors[..., :2], "LA"), Image.fromarray(gray)]
+    images += [Image.fromarray(gray.astype(np.uint16) * 257), Image.fromarray(gray).convert("P")]
     for number, image in enumerate(images):
         options = {"transparency": 7} if image.mode == "P" else {}
         image.save(tmp_path / f"{number}.png", exif=exif, **options)
-    Image.fromarray(colours, "CMYK").save(tmp_path / "cmyk.jpg", exif=exif)
+    Image.fromarray(colors, "CMYK").save(tmp_path / "cmyk.jpg", exif=exif)
     for file in tmp_path.iterdir():
         exec(imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]())
         assert np.array_equal(seen["image"].convert("RGB"), load_rgb(file, reading=reading)), file.name

@@ -62,19 +62,19 @@ class Typical(Trial):
 
 PUBLISHED = Weights("timm's", {"model.pretrained": True})
 RESNET = {"model.name": "timm/resnet10t"}
-PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
-DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
+PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, gray=False)
+DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, gray=True)
 
 
-def fill(root: Path, images: dict[str, int], size: int = 24, grey: bool = False, suffix: str = ".png") -> Path:
-    """Class folders of noise around a colour of their own."""
+def fill(root: Path, images: dict[str, int], size: int = 24, gray: bool = False, suffix: str = ".png") -> Path:
+    """Class folders of noise around a color of their own."""
     rng = np.random.default_rng(0)
     for label, (name, count) in enumerate(images.items()):
         (root / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             pixels = rng.integers(0, 80, (size, size, 3)) + np.eye(3, dtype=int)[label % 3] * 150
             image = Image.fromarray(pixels.astype(np.uint8))
-            (image.convert("L") if grey else image).save(root / name / f"{number:03d}{suffix}")
+            (image.convert("L") if gray else image).save(root / name / f"{number:03d}{suffix}")
     return root
 
 
@@ -157,14 +157,14 @@ def surveyed(root: Path, reading: Reading = AS_SEEN) -> Survey:
 
 
 def test_the_survey_counts_and_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
-    for name, grey in (("grey", True), ("colour", False)):
-        root = fill(tmp_path / name, {"a": 6, "b": 3}, grey=grey)
+    for name, gray in (("gray", True), ("color", False)):
+        root = fill(tmp_path / name, {"a": 6, "b": 3}, gray=gray)
         found = surveyed(root)
-        assert (found.counts, found.val, found.side, found.grey) == ({"a": 5, "b": 2}, 2, 24, grey)
+        assert (found.counts, found.val, found.side, found.gray) == ({"a": 5, "b": 2}, 2, 24, gray)
         pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")]) / 255
         assert np.allclose(found.mean, pixels.mean((0, 1, 2)), atol=0.1)
     as_grey = surveyed(root, Reading(in_chans=1))
-    assert as_grey.grey
+    assert as_grey.gray
     assert as_grey.mean[0] == pytest.approx(np.dot(found.mean, (0.299, 0.587, 0.114)), abs=0.005)
     for name in ("a", "b"):
         for number in range(4):  # black where nobody sees it
@@ -185,7 +185,7 @@ def recipe(
     return choose(folder, machine, given or {}, measure, weights, minutes)
 
 
-GREY, RANDOM = replace(PHOTOGRAPHS, grey=True), "rand-m6-mstd0.5-inc1"
+GREY, RANDOM = replace(PHOTOGRAPHS, gray=True), "rand-m6-mstd0.5-inc1"
 LARGE = replace(PHOTOGRAPHS, side=3000, megapixels=12.0)
 
 
@@ -200,9 +200,9 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
         (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
         (GREY, {}, {"data.hflip": 0.0, "data.auto_augment": None, "data.scale": [0.7, 1.0]}),
         (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
-        (uneven(13, 1300, grey=True), {}, {"data.auto_augment": RANDOM}),
-        (uneven(200, 1300, grey=True), {}, {"data.auto_augment": None}),
-        (uneven(13, 1300, grey=True, side=28), {}, {"data.auto_augment": None}),
+        (uneven(13, 1300, gray=True), {}, {"data.auto_augment": RANDOM}),
+        (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
+        (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
         (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1}),
         (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
         (uneven(150), {}, {"data.balance": "absent"}),
