@@ -187,6 +187,7 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
         (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
+        (["--best_metric=acc5"], "--best_metric acc5: there is no such metric, only val/acc1, val/acc5, val/loss"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_told(

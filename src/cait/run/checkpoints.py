@@ -215,8 +215,10 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if validation gives no such metric; one of training Lightning looks for itself, later."""
-        if trainer.sanity_checking and self.metric.startswith("val") and self.metric not in trainer.callback_metrics:
-            names = ", ".join(sorted(trainer.callback_metrics))
+        found = trainer.callback_metrics
+        of_validation = self.metric.startswith("val") or f"{ckpt.VAL}/{self.metric}" in found
+        if trainer.sanity_checking and of_validation and self.metric not in found:
+            names = ", ".join(sorted(found))
             raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
