@@ -4,9 +4,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from cait.errors import UserError, to_install
-from cait.guards import configurations
 from cait.plugins import Run, Setting
-from cait.run.program import Program
 
 SETTINGS = [
     Setting(
@@ -27,12 +25,15 @@ SETTINGS = [
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml"}
 
 
-def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
-    """Change nothing; refuse a tracker whose package is missing before anything that takes long is imported."""
-    name = dict(configurations.options(arguments)).get("logger")
-    if verb == "fit" and name in PACKAGES and find_spec(PACKAGES[name]) is None:
+def add_settings(line: Any, program: Any) -> None:
+    """Add none; refuse a tracker whose package is missing before anything that takes long is imported."""
+    from cait.cli.options import Options
+
+    options = Options(line.verb)
+    options.add_argument("--logger", nargs="?")
+    name = options.parse_known_args(line.words)[0].logger
+    if line.verb == "fit" and name in PACKAGES and find_spec(PACKAGES[name]) is None:
         raise UserError(f"--logger {name} needs its package: {to_install(PACKAGES[name].replace('_', '-'))}")
-    return arguments
 
 
 def callbacks(run: Run) -> list[Any]:
