@@ -138,10 +138,9 @@ class ClassAttentionBlock(Block):
 
 
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A block's `body`, compiled for any number of images from the first call on.
+    """A block's `body`, compiled for any number of images from the first call on, so that a resumed run has its bits.
 
-    torch would compile the first call for its size; a resumed run, which starts with another, would end with other
-    bits. It compiles anew for one image, for an offset in a tensor and for a tensor given twice, and gives up after 8
+    torch compiles anew for one image, for an offset in a tensor and for a tensor given twice, and gives up after 8
     times: samples get tensors of their own.
     """
     fast = torch.compile(body, fullgraph=True)
@@ -186,14 +185,11 @@ class CaiT(nn.Module):
         self.draw_weights()
 
     def draw_weights(self) -> None:
-        """Draw linear weights, positions and class token from a normal of std .02 cut at ±2; set biases to 0.
-
-        The patch projection keeps PyTorch's default, as in the released code.
-        """
+        """Draw linear weights, positions and class token from a normal of std .02 cut at ±2; set biases to 0."""
         for parameter in reversed([*self.parameters(recurse=False)]):  # the positions come first
             nn.init.trunc_normal_(parameter, std=0.02)
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear):  # the patch projection keeps PyTorch's default, as in the released code
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -219,10 +215,8 @@ class CaiT(nn.Module):
 
     def forward_blocks(self, x: Tensor) -> Tensor:
         """The blocks of self-attention: [B, N, d] to the same shape."""
-        drawn: list[Sample] = []
-        if self.training:  # for all blocks at once: the indices travel in one copy
-            drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-            drawn = draw_samples(drops, x)
+        drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
+        drawn = draw_samples(drops, x) if self.training else []  # for all at once: the indices travel in one copy
         for i, block in enumerate(self.blocks):
             samples = drawn[2 * i : 2 * i + 2]
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
@@ -267,9 +261,15 @@ class CaiT(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
         """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
-        from timm.models.cait import Cait
+        count = len(self.blocks)
+        first = {"blocks": 1, "blocks_token_only": count - len(self.blocks_token_only) + 1}
+        alone = {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "norm": count}
 
-        return Cait.group_matcher(self, coarse)
+        def depth(name: str) -> float:
+            kind, number, *_ = f"{name}.".split(".")
+            return first[kind] + int(number) if kind in first else alone.get(kind, float("inf"))
+
+        return depth
 
     def get_classifier(self) -> nn.Linear:
         """The layer whose rows are the classes."""
