@@ -39,24 +39,24 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(7050, 6500),
-    "lines of all source without tests": Limit(15100, 12500),
-    "lines of its tests": Limit(15720, 12900),
-    "lines of contrib without tests": Limit(4719, 4300),
-    "lines of contrib's tests": Limit(3946, 3730),
+    "lines of model, data, train, run and cli": Limit(6820, 6500),
+    "lines of all source without tests": Limit(15190, 12500),
+    "lines of its tests": Limit(16150, 12900),
+    "lines of contrib without tests": Limit(4555, 4300),
+    "lines of contrib's tests": Limit(3750, 3730),
     "kinds of what an extra adds": Limit(12, 12),
-    "modules that `fit` of one step loads": Limit(75, 75),
+    "modules that `fit` of one step loads": Limit(74, 74),
     "of them in the core": Limit(49, 49),
     "files of a batch": Limit(8, 8),
-    "lines of a batch": Limit(1925, 1760),
+    "lines of a batch": Limit(1915, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1795, 1720),
-    "files of a checkpoint and its resume": Limit(13, 13),
-    "lines of a checkpoint and its resume": Limit(2530, 2280),
+    "lines of a step": Limit(1480, 1480),
+    "files of a checkpoint and its resume": Limit(14, 13),
+    "lines of a checkpoint and its resume": Limit(2695, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
-    "lines of benchmarks": Limit(2770, 2770),
+    "lines of benchmarks": Limit(2745, 2745),
 }
 
 
