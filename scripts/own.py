@@ -46,7 +46,9 @@ def words_of(folder: Path) -> set[str]:
     """Patterns of what only this extra has: its verbs, targets and settings."""
     text = "".join(path.read_text() for path in (folder / "__init__.py", folder / "make.mk") if path.exists())
     verbs = re.findall(r'^    "([a-z-]+)": Verb|^([a-z-]+):', text, re.MULTILINE)
-    options = {*re.findall(r'(?:Setting\(\s*"|"--)(\w+)"', text)} - {"data"}
+    options = {*re.findall(r'Setting\(\s*"(\w+)"', text)}
+    for line in re.findall(r".*\bline\.typed\b.*", text):
+        options |= {*re.findall(r'"(\w+)"', line)}
     for room, file, name in re.findall(r'"(data|model)": "[\w.]*?(\w+):(\w+)"', text):
         holder = folder / f"{file}.py" if file != folder.name else folder / "__init__.py"
         fields = re.split(rf"^class {name}\b", holder.read_text(), flags=re.MULTILINE)[1].split("\n\n\n")[0]
