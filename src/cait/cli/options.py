@@ -27,7 +27,7 @@ SETTINGS = [
         str | None,
         None,
         "Metric that chooses best.ckpt, as metrics.csv names it, and so the weights that all verbs use; null: "
-        "val/acc1, or val/mAP with several labels an image, of the moving average (val_ema/...) if there is one.",
+        "val/acc1, or val/mAP with several labels per image, of the moving average (val_ema/...) if there is one.",
     ),
     Setting("best_mode", Literal["max", "min"] | None, None, "Which --best_metric is best; null: as the metric says."),
 ]
