@@ -56,6 +56,7 @@ def test_compiled_is_the_eager_network_without_breaks_or_recompilations() -> Non
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_small_batches_need_few_graphs_whatever_is_dropped(only_graphs: None) -> None:
     """For each branch one of a lone image and one of more; torch gives up after 8 of a block."""
     batch = 4
