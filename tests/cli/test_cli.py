@@ -64,6 +64,7 @@ def test_an_error_within_an_error_leaves_no_worker_behind(cait: Cait) -> None:
     assert done.stderr.splitlines()[-1].startswith("cait: error: cannot use the disk: No space left on device (OSErr")
 
 
+@pytest.mark.slow
 def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:
     folder = [f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]

@@ -49,7 +49,7 @@ WAYS = {
     "a closed terminal": (signal.SIGHUP, {}),
 }
 """How a run ends: the signal, which its whole group gets, and variables beside it."""
-OFTEN = [("kill, and the newest checkpoint is torn", 1), ("a scheduler's end", 1)]
+OFTEN = [("kill, and the newest checkpoint is torn", 1)]
 
 
 @pytest.mark.parametrize(

@@ -372,12 +372,14 @@ def costs() -> dict[tuple[str, int], Cost]:
     return known
 
 
+@pytest.mark.slow
 def test_multiply_adds_are_those_counted_on_timms_models(costs: dict[tuple[str, int], Cost]) -> None:
     sizes = {name: (224, 448 if name == "m48" else 384) for name in VARIANTS}
     counted = {(name, size): each for name in sizes for size, each in zip(sizes[name], GMACS[name], strict=True)}
     assert {key: costs[key].gmacs for key in costs} == pytest.approx(counted, rel=0.005)
 
 
+@pytest.mark.slow
 def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
     costs: dict[tuple[str, int], Cost],
 ) -> None:
