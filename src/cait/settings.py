@@ -196,14 +196,18 @@ def flatten(nested: dict[Any, Any], prefix: str = "") -> Settings:
     return found
 
 
-def nested(flat: Settings) -> Settings:
-    """What `flatten` has flattened: {"model.fields.depth": 36} as {"model": {"fields": {"depth": 36}}}."""
+def nested(flat: Mapping[str, Any]) -> Settings:
+    """What `flatten` has flattened: {"model.fields.depth": 36} as {"model": {"fields": {"depth": 36}}}.
+
+    A group that was None or {} gets what follows; no dictionary of `flat` is changed.
+    """
     found: Settings = {}
     for name, value in flat.items():
         *groups, last = name.split(".")
         place = found
         for group in groups:
-            place = place.setdefault(group, {})
+            place[group] = {**(place.get(group) or {})}
+            place = place[group]
         place[last] = value
     return found
 

@@ -26,7 +26,7 @@ from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 from cait.extras import recipe as extra
 from cait.model.network import NetworkSettings
-from cait.settings import group
+from cait.settings import group, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
 
@@ -193,7 +193,7 @@ class Trial:
     @quietly()
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
-        settings = arguments_of(held, "model") | {"img_size": size, "num_classes": 2}
+        settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
         network = group(NetworkSettings, settings).build()
         trainer = trainer_of(held)
         device = trainer.strategy.root_device
@@ -275,26 +275,12 @@ def modules(held: Settings, **of_data: Any) -> tuple[ImageNetDataModule, CaiTMod
     data = ImageNetDataModule(**data_arguments(held) | of_data)
     data.setup("validate")
     sizes = dict(img_size=data.img_size, num_classes=data.num_classes, task=data.task)
-    return data, CaiTModule(**arguments_of(held, "model") | sizes)
-
-
-def arguments_of(settings: Settings, room: str) -> dict[str, Any]:
-    """The settings of "model" or "data" as arguments of its class, those of `model.fields.depth` in a dictionary."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        of, *groups = name.split(".")
-        if of == room:
-            place = found
-            for part in groups[:-1]:
-                place[part] = {**(place.get(part) or {})}
-                place = place[part]
-            place[groups[-1]] = value
-    return found
+    return data, CaiTModule(**nested(held).get("model", {}) | sizes)
 
 
 def data_arguments(settings: Settings) -> dict[str, Any]:
     """Those of the data module, which gets the channels of the network."""
-    return arguments_of(settings, "data") | {"in_chans": settings.get(CHANNELS, 3)}
+    return nested(settings).get("data", {}) | {"in_chans": settings.get(CHANNELS, 3)}
 
 
 def devices_of(held: Settings) -> int:
