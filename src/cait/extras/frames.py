@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from cait.data.folder import FolderSource
-from cait.data.reading import load_rgb, open_image
+from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.extras.features import evenly
 
 LOOKED_AT, SIDE = 50, 32
@@ -25,7 +26,7 @@ def told_of_frames(source: FolderSource) -> str | None:
         return None
     names = sorted(source.train.name(index) for index in range(len(source.train)))
     looked_at = [source.val.name(index) for index in evenly(len(source.val), LOOKED_AT)]
-    alike = [name for name in looked_at if any(_alike(name, other) for other in _beside(name, names))]
+    alike = [name for name in looked_at if _alike(name, _beside(name, names))]
     if len(alike) < max(3, 0.1 * len(looked_at)):
         return None
     share = f"{len(alike)} of {len(looked_at)} validation images that were looked at"
@@ -38,15 +39,23 @@ def _beside(name: str, names: list[str]) -> list[str]:
     return [other for other in names[max(0, place - 1) : place + 1] if Path(other).parent == Path(name).parent]
 
 
-def _alike(*names: str) -> bool:
+def _alike(name: str, others: list[str]) -> bool:
     with suppress(Exception):  # a run counts and names those that cannot be read
-        a, b = map(_thumbnail, names)
-        difference, contrast = np.abs(a - b).mean(), np.abs(a - a.mean(axis=(0, 1))).mean()
-        return bool(difference < min(SAME, OF_CONTRAST * contrast))
+        image = _read(name)
+        most = min(SAME, OF_CONTRAST * np.abs(image - image.mean(axis=(0, 1))).mean())
+        for other in others:
+            with suppress(Exception):
+                if np.abs(image - _read(other)).mean() < most:
+                    return True
     return False
 
 
-def _thumbnail(name: str) -> np.ndarray:
+def _read(name: str) -> np.ndarray:
     with open_image(name) as image:
-        image.draft("RGB", (2 * SIDE, 2 * SIDE))
-        return np.asarray(load_rgb(image).resize((SIDE, SIDE)), np.float32)
+        return thumbnail(image)
+
+
+def thumbnail(image: Image.Image, reading: Reading = AS_SEEN) -> np.ndarray:
+    """An image that is open, in small: float32 [SIDE, SIDE, 3] of 0 to 255. Raises any kind of error."""
+    image.draft("RGB", (2 * SIDE, 2 * SIDE))  # of a JPEG file decode an eighth
+    return np.asarray(load_rgb(image, reading=reading).resize((SIDE, SIDE)), np.float32)

@@ -22,17 +22,18 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from cait import cores, plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import FolderSource
-from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
+from cait.data.reading import AS_SEEN, Reading, open_image
 from cait.errors import UserError
 from cait.extras import recipe as extra
+from cait.extras.frames import thumbnail
 from cait.model.network import NetworkSettings
 from cait.settings import group, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
 
 Settings = Mapping[str, Any]
-MEASURED, DECODED, THUMB = 1000, 100, 32
-"""Images whose size is read; how many of these are decoded, evenly over the listing, and to how many pixels a side."""
+MEASURED, DECODED = 1000, 100
+"""Images whose size is read; how many of these are decoded, evenly over the listing."""
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
 EPOCH = 0.15
@@ -118,9 +119,7 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
             sides.append(min(image.size))
             megapixels.append(image.width * image.height / 1e6)
             if index in decoded:
-                image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
-                small = load_rgb(image, reading=reading).resize((THUMB, THUMB))
-                thumbs.append(np.asarray(small, np.float32))
+                thumbs.append(thumbnail(image, reading))
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs)
