@@ -13,18 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
 from cait.errors import UserError
-from cait.settings import (
-    Settings,
-    check_at_least,
-    check_choice,
-    check_range,
-    flat,
-    flatten,
-    group,
-    nested,
-    save_hyperparameters,
-    values,
-)
+from cait.settings import Settings, check_at_least, check_choice, check_range, flat, group, save_hyperparameters, values
 
 
 @dataclass(frozen=True)
@@ -153,16 +142,3 @@ def test_a_group_to_plain_values_and_back() -> None:
     held = Optimizer(lr=2, color=Color(white=False))
     assert values(held) == {"lr": 2, "mode": None, "mean": (1.0, 2.0), "white": False}
     assert group(Optimizer, values(held) | {"seed": 1}) == held
-
-
-def test_what_is_flattened_is_nested_again() -> None:
-    settings = {"model": {"fields": {"depth": 2, "stem": None}, "lr": 0.1}, "data": {"mean": [0.5]}, "logger_args": {}}
-    assert nested(flatten(settings)) == settings
-
-
-@pytest.mark.parametrize("nothing", [None, {}])
-def test_a_group_that_was_empty_gets_what_follows(nothing: Any) -> None:
-    """As by `--model.fields null`, to which a recipe adds fields."""
-    given: Settings = {"model.fields": nothing, "model.fields.depth": 2}
-    assert nested(given) == {"model": {"fields": {"depth": 2}}}
-    assert given["model.fields"] == nothing

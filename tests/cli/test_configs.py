@@ -11,6 +11,7 @@ from jsonargparse._loaders_dumpers import yaml_load
 from cait.data.datamodule import ImageNetDataModule
 from cait.guards import configurations
 from cait.guards.configurations import is_overlay, without_absent
+from cait.settings import flatten, nested
 
 DIGITS = REPO / "configs/digits.yaml"
 CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
@@ -110,3 +111,12 @@ def test_an_option_wins_over_the_file_of_a_group_that_comes_after_it(tmp_path: P
     (tmp_path / "a.yaml").write_text("{max_epochs: 7, max_steps: 7}")
     found = resolved(tmp_path, "fit", "--config", DIGITS, "--trainer.max_epochs=3", "--trainer=a.yaml")["trainer"]
     assert (found["max_epochs"], found["max_steps"]) == (3, 7)
+
+
+def test_what_is_flattened_is_nested_again_also_below_an_empty_group() -> None:
+    settings = {"model": {"fields": {"depth": 2, "stem": None}, "lr": 0.1}, "data": {"mean": [0.5]}, "logger_args": {}}
+    assert nested(flatten(settings)) == settings
+    for nothing in (None, {}):  # as by `--model.fields null`, to which a recipe adds fields
+        given = {"model.fields": nothing, "model.fields.depth": 2}
+        assert nested(given) == {"model": {"fields": {"depth": 2}}}
+        assert given["model.fields"] == nothing
