@@ -6,8 +6,6 @@ The file has validation accuracy after the last epoch and of the best one, time,
 commit. The accuracy is a figure of the configuration, not of a chosen seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import statistics

@@ -42,8 +42,6 @@ their file. 60 % of the emoji are people.
 """
 
 # ruff: noqa: SIM905
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gzip

@@ -8,8 +8,6 @@ notebook and no shell. `--dry` runs the same commands without a GPU, on small sh
 shows that they run, its figures mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -9,8 +9,6 @@ are theirs, the same augmentation; reported are medians and the median of the ro
 way over Pillow.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

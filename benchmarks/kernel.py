@@ -6,8 +6,6 @@ Times forward and backward of a layer for shapes heads × tokens, each kernel by
 ceilings of a copy and of a product. "sdpa" is attention without talking heads, by PyTorch.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

@@ -13,8 +13,6 @@ Shorter runs that do not count find how many epochs of fastai and of timm fit th
 its best epoch. A finished run is a row of the CSV file, with the seconds of all cores that it had, and not done again.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import itertools

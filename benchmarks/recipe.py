@@ -11,8 +11,6 @@ own way from there, in float32 on the CPU. The pictures are the embedded digits,
 small CaiT without stochastic depth.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -1,7 +1,5 @@
 """What several measurements share: where and when one was made, its files, and clocks."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

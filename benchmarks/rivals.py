@@ -3,8 +3,6 @@
 benchmarks/pretrained.py uses it. The learners of rivals.md are in the history: `git show 0595015:benchmarks/rivals.py`.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections.abc import Callable, Iterator, Sequence

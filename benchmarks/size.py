@@ -6,8 +6,6 @@ It prints what `LIMITS` names beside its limit and its goal; `make house` holds 
 the extras, --write puts it into docs/your_project.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

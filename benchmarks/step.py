@@ -14,8 +14,6 @@ Against timm's ViT-S/16, which attends by PyTorch's fused kernels, the last colu
 talking-heads tax: how much longer ours takes for the same multiply-adds, forward and for a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import multiprocessing

@@ -16,8 +16,6 @@ bit; of a run that `should_stop` ended, and so validated once more, all but the 
 runs are made with --trainer.deterministic true.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import logging

@@ -9,8 +9,6 @@ model's time over that of ViT-S/16. The memory of a step is taken in a process o
 docs/which_model.md quotes the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

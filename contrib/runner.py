@@ -1,7 +1,5 @@
 """Train runs from a program that waits for them, each in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

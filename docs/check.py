@@ -16,8 +16,6 @@ a page is that page. `docs/check.py --write` trains to the end and writes the nu
 those that are named, say `--write README.md`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

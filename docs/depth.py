@@ -6,8 +6,6 @@ Left the gradient that reaches each block, right what the branches add to the to
 measured steps of the study's first seed.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections import defaultdict

@@ -1,8 +1,6 @@
 """The pages as a site with search: `make docs` copies README.md, docs/, and the pages of extras and contrib into
 .site/pages, writes the reference of all settings from the code, and builds .site/html with Zensical."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

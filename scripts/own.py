@@ -6,8 +6,6 @@ and pages, the tests of its discipline. It takes what is said of them out of the
 its name (scripts/rename.py). It starts from a clean work tree: `git diff` shows all of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

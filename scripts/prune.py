@@ -1,7 +1,5 @@
 """Take what is gone out of pages: sentences, items, rows, commands and sections that speak of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -4,8 +4,6 @@
 A tag that is not the version, or a date that CHANGELOG.md and CITATION.cff do not share, ends it in one line.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ environment, documentation and tests. Names of the network stay: the class CaiT,
 docs/cait.md, timm's models. It needs Python alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import keyword
 import os

@@ -1,7 +1,5 @@
 """The cores of a training process, as launchers and schedulers leave them."""
 
-from __future__ import annotations
-
 import os
 
 import joblib

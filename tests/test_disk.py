@@ -1,7 +1,5 @@
 """Files that are whole after a kill, locks, and tables of images as people save them."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The package of docs/extending.md: installed, its verb, setting and callback are there."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

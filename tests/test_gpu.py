@@ -1,7 +1,5 @@
 """What only a GPU can show; `make bench-gpu` runs it. It needs no package of the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

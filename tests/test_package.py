@@ -1,7 +1,5 @@
 """The wheel and the sdist: what is in them, and what an installed package does in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`scripts/setup.sh`: what it refuses, and what an interrupted or failed set-up leaves behind."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Labels that may be wrong, by the probabilities of networks that have not trained on the image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

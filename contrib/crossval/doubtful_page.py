@@ -1,7 +1,5 @@
 """The images whose label is doubtful, on a page."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`cait crossval`: train a run for each fold, and give the mean of their scores and its confidence interval."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -1,7 +1,5 @@
 """A network that also says where it looks, for the page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """`cait demo`: a page that runs the network in the browser."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

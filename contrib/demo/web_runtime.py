@@ -1,7 +1,5 @@
 """The files of onnxruntime-web that a page needs to run a network: fetched by npm, checked and kept."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Checkpoints of sharded tensors are those of DDP: gathered when they are written, shared out when they are read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -13,8 +13,6 @@ takes it like any other. It is not registered for autocast, which would cast W_l
 precision of the linear layer before it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

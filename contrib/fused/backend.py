@@ -1,7 +1,5 @@
 """The kernels in place of a network's attention. Triton is imported on first use: not every machine has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

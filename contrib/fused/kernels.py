@@ -17,8 +17,6 @@ more; float32 takes three products of tf32. There are no atomics, so every sum h
 # mypy: ignore-errors
 # Triton's language looks like Python, and is not.
 
-from __future__ import annotations
-
 import math
 
 import triton

@@ -8,8 +8,6 @@ at a time, whose maps stay in the cache.
 Shapes: B images, N patches, d = embed_dim, h heads, k = d / h channels a head.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Iterable

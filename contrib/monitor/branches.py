@@ -1,7 +1,5 @@
 """The residual branches of CaiT one by one, to look inside a run; for any other network its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Look inside the layers of a run: branches, gradients and updates, in monitor.csv and TensorBoard."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Sequence

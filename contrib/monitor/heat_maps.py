@@ -1,7 +1,5 @@
 """The measured layers of a run as figures: heat maps layer by epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from pathlib import Path

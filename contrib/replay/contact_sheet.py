@@ -1,7 +1,5 @@
 """The images of a step: contact sheets of them, each with its caption and its boxes, and a table of all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Train the steps of a replay again, compare them with metrics.csv, and write what they saw and did."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Note what the wanted steps of a run do while they are trained again."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

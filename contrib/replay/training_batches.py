@@ -1,7 +1,5 @@
 """The training batches of any step, as the network sees them: read again from (seed, epoch, batch, process)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import count

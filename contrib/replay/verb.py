@@ -1,7 +1,5 @@
 """`cait replay`: its options, and the checkpoint that it starts from."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

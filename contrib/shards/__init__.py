@@ -1,7 +1,5 @@
 """Shards: a data set in chunks, to train from a folder or straight from S3; `cait shards` makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

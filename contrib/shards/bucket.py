@@ -1,7 +1,5 @@
 """Where the files of shards lie: in a folder, or in a bucket behind a folder that keeps the chunks used last."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

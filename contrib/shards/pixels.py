@@ -1,7 +1,5 @@
 """What `cait shards` changes in the training images: large ones made smaller, or pixels in place of image files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO

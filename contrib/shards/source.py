@@ -1,7 +1,5 @@
 """Shards: images in chunks of LitData's format, read by index in the order of the set that they were made of."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

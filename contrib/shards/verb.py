@@ -1,7 +1,5 @@
 """`cait shards`."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

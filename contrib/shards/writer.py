@@ -1,7 +1,5 @@
 """Make shards of a data set, in several processes; a killed one goes on, and the files are the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

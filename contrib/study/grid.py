@@ -1,7 +1,5 @@
 """The runs of a study, as a grid file lists them: methods by depth, and places of the class token."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

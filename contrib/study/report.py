@@ -1,7 +1,5 @@
 """What a study shows of its results: a table for each run, the report and the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

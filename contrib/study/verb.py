@@ -1,7 +1,5 @@
 """`cait study`: train the runs of a grid, several at a time, and draw what comes of it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What SPACE.yaml says: the settings that a sweep tries, and how it chooses among them."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

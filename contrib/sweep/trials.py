@@ -1,7 +1,5 @@
 """The trials of a sweep: Optuna's study keeps them, and each trains in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

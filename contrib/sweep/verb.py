@@ -1,7 +1,5 @@
 """`cait sweep`."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that a program starts: resumed when there is a checkpoint, stopped, and why they failed."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

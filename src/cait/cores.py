@@ -1,7 +1,5 @@
 """What a process takes of its machine: cores, and what torch reads when it is loaded."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """The one exception for everything that a user can fix, and the wording that its messages share."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import functools

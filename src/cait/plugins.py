@@ -7,8 +7,6 @@ has none of them. Installed packages come in by the entry-point group `cait.extr
 such a package. docs/extending.md shows one.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

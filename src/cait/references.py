@@ -1,7 +1,5 @@
 """Your own parts, named in a configuration as `package.module:name`."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from typing import Any

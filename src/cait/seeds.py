@@ -4,8 +4,6 @@ Checkpoints hold no generator's state. A resumed run seeds its generators from t
 same bits, so the numbers that they return must not change.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 

@@ -4,8 +4,6 @@ A group is a dataclass of defaults, each with its sentence as a string below it,
 `flat` lets callers, YAML files and the command line give the fields of a constructor's groups by their own names.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Which runs are your own: `cait fit` signs a run's config.yaml with a key that only your account can read."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What a newcomer types wrong gets one line that names key and value, exit code 2, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """`cait eval`: what it counts, held against the network alone; what it prints, writes and refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """One's own parts from YAML and a file of one's own, without a changed line of the template, through a whole run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An error in a part of the user's own names the innermost line of the user's file, whatever the part and the error."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """Parts of the user's own: a module and a data module, metrics, callbacks and loggers, from files beside logs/."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`cait predict RUN IMAGE ...` and `module.predict`, against timm's transform and the network itself."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 A new verb is covered as soon as `verbs()` has it: `[verb, RUN]`, or what `MORE` adds to that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Training and evaluation transforms: the same pixels as timm's, and drawn from the same distributions."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No image on both sides: files, bytes, a folder that grows, what runs write beside the images."""
 
-from __future__ import annotations
-
 import csv
 import os
 import random

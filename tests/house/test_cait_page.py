@@ -1,7 +1,5 @@
 """docs/cait.md explains the network in plain PyTorch: what it computes is what the source computes."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Extras are folders that one deletes: the core works with any of them and with none, and names none."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

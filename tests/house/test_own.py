@@ -1,7 +1,5 @@
 """`make own` and `make rename` on copies of the repository: what is left works, and says nothing of what has gone."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The recipe, augmentation and order of samples against timm's own parts; benchmarks/recipe.py has the long form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

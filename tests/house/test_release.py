@@ -1,7 +1,5 @@
 """scripts/release.py: what a tag must agree with."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

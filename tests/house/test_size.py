@@ -1,7 +1,5 @@
 """The core stays small enough to read in one sitting: `LIMITS` of benchmarks/size.py, and the table of the extras."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """benchmarks/torture.py kills, resumes and compares."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What must hold for a run in any situation, asked of its files and of what the verbs print; see docs/laws.md."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`cait` in forked processes, which need not import torch again, and in several as torchrun starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@
 prints them.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools

@@ -3,8 +3,6 @@
 A setting that the parser has and the tables below lack fails `test_the_tables_have_every_setting`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

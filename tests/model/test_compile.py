@@ -1,7 +1,5 @@
 """torch.compile and activation checkpointing: the same network, faster or smaller."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

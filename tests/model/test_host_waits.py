@@ -1,7 +1,5 @@
 """Whole training steps on a CUDA device that computes nothing: in a steady one the host never waits for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The network against timm's, which loads the released weights; the ten models."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

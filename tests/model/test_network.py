@@ -1,7 +1,5 @@
 """Networks in CaiT's place: built by name, with their optional parts used, or refused in one line."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

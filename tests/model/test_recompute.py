@@ -1,7 +1,5 @@
 """Attention that computes its maps again in the backward pass, against the reference."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

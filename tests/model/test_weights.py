@@ -1,7 +1,5 @@
 """Weights in, in every form they come in, against timm's models and loaders."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

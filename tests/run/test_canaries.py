@@ -1,7 +1,5 @@
 """What is relied on in Lightning beyond its documented interface. An upgrade that changes one fails here first."""
 
-from __future__ import annotations
-
 import inspect
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several processes and several nodes: how they start, agree, stop, and start again."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

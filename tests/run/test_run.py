@@ -1,7 +1,5 @@
 """What a run's folder, its metrics.csv and its checkpoint hold; a start that fails leaves nothing."""
 
-from __future__ import annotations
-
 import csv
 import os
 import sys

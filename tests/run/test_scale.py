@@ -1,7 +1,5 @@
 """One machine or many: the size of a step, the name of a run, its job script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Whatever ends training, amid an epoch, at its end or amid an accumulation: the next batch comes next."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

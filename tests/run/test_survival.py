@@ -1,7 +1,5 @@
 """Kills, signals, full disks, torn files, broken pictures, gradients that are not finite: a run survives them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

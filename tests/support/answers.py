@@ -1,7 +1,5 @@
 """What each verb answers for the same images of one run, and the accuracy that each place gives: all must agree."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

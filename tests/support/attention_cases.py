@@ -1,7 +1,5 @@
 """One layer of attention with talking heads: its inputs, and what a backend gives for them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Images as the bytes of files."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from typing import Any
 

@@ -6,8 +6,6 @@ reading a number, a copy to the host, a copy from memory that is not pinned. An 
 alone knows, as nonzero's, raises by itself.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator

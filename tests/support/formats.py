@@ -3,8 +3,6 @@
 Only the MD5 sums that torchvision compares them with are put in the place of the published files'.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import tarfile

@@ -1,7 +1,5 @@
 """Real pictures and the real command line for the tests."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools

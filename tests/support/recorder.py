@@ -1,7 +1,5 @@
 """What a training run really saw, written down step by step; given to runs as a callback."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

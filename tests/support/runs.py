@@ -1,7 +1,5 @@
 """Whole runs of the command line: what they train, when they have got somewhere, whether two ended alike."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

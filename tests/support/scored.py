@@ -1,7 +1,5 @@
 """A run on digits that are laid out as ImageNet and its further sets, and its logits without a loader."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The schedule of a run whose epochs change their length: down to `min_lr` at its true last step, and never up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The losses of labels and of a teacher's judgment against timm's and torch's, with a real teacher from a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The metrics of a validation: against torch's own, and what a user adds to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One run, one number: every verb gives the same answers for the same images, to the image, and the same accuracy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A script of one's own: the module takes its sizes from the data, and a plain Trainer resumes it to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real browser."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

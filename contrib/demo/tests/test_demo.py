@@ -1,7 +1,5 @@
 """The page that runs a network in the browser: what is written, Pillow's resizing in JavaScript, and a browser."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

@@ -1,7 +1,5 @@
 """FSDP2 on two processes does what DDP does, and its checkpoints are as safe and as portable."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Triton decides when it is imported whether it interprets, so the tests that run 
 process of their own, which `test_the_kernels_under_the_interpreter` starts.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

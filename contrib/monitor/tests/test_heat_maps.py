@@ -1,7 +1,5 @@
 """The figures of monitor.csv show what is in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

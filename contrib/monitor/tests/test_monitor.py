@@ -1,7 +1,5 @@
 """monitor.csv against plain PyTorch, from the weights and batches of the steps; and the run keeps its bits."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from copy import deepcopy

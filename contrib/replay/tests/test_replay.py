@@ -1,7 +1,5 @@
 """`cait replay`: the pixels of a past step are those that training saw, its loss and gradients those of metrics.csv."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import os

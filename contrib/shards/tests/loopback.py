@@ -1,7 +1,5 @@
 """An S3-compatible server on this machine (moto), which counts the requests that read, and fails when it is told to."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

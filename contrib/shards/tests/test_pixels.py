@@ -1,7 +1,5 @@
 """Shards of smaller images and of raw pixels: Pillow's pixels, from a disk and from S3, and never by mistake."""
 
-from __future__ import annotations
-
 import errno
 import os
 from io import BytesIO

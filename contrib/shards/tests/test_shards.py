@@ -1,7 +1,5 @@
 """Shards: the same bits as from the folder they were made of, from a disk and from S3; made again the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

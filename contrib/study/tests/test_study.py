@@ -1,7 +1,5 @@
 """The study of depth: its grid against the paper's rows, its tables against numpy, and a small one to its end."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

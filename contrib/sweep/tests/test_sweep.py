@@ -1,7 +1,5 @@
 """Sweeps: the file of a space, the trials it leads to, and sweeps that are stopped, killed and shared."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`cait eval`: loss and accuracy on the validation set, shown as a table and written as evaluation.json."""
 
-from __future__ import annotations
-
 import filecmp
 import math
 import os

@@ -1,7 +1,5 @@
 """`cait fit` and `cait resume`."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

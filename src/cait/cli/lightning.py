@@ -1,7 +1,5 @@
 """LightningCLI with what a run has: its folder, its loggers, checkpoints and screen."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

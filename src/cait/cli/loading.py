@@ -1,7 +1,5 @@
 """The network of a run, of a checkpoint or of a file of weights, and how its images are prepared."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the verbs have in common on the command line."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

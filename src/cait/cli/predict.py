@@ -1,7 +1,5 @@
 """`cait predict`: classes and probabilities of images, as a table, CSV or JSON lines."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

@@ -1,7 +1,5 @@
 """The configuration that a run has saved."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The LightningDataModule: builds the loaders and mixes the training batches."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Images as tensors, each a function of (seed, epoch, index, repeat)."""
 
-from __future__ import annotations
-
 import operator
 import random
 from collections.abc import Callable, Sequence

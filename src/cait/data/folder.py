@@ -1,7 +1,5 @@
 """Image folders: which folder is which class and which split, and their images; the settings of both."""
 
-from __future__ import annotations
-
 import os
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """The image files of class folders: what below a root is data, and which files have the same bytes."""
 
-from __future__ import annotations
-
 import os
 from array import array
 from collections import defaultdict

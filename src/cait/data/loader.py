@@ -1,7 +1,5 @@
 """The order of a run's images as a function of (seed, epoch, step), and the loader that follows it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

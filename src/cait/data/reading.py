@@ -3,8 +3,6 @@
 `open_image` opens every picture of this package, so its bounds hold wherever one is read.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import traceback

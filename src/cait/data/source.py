@@ -1,7 +1,5 @@
 """Where a run's images come from: `open_source` tells the kinds apart, and nothing else does."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass

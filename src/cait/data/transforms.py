@@ -1,7 +1,5 @@
 """What is done to pixels: the settings, checked, and the transforms that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """The curves that a run has logged, read back from its metrics.csv, and drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names and times as screens and pages show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frames of a scene: images that validate beside nearly the same ones that are trained on."""
 
-from __future__ import annotations
-
 from bisect import bisect
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A network for a verb that takes any: that of a run, of a checkpoint, or a named one with weights of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

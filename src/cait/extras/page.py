@@ -1,7 +1,5 @@
 """One HTML page that holds everything itself: no script, no request, light and dark."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

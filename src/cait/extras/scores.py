@@ -1,7 +1,5 @@
 """What `cait eval` has written about a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One reader of YAML serves all verbs. It has limits, because a small file of somebody else may stand for much.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Count the steps whose gradient is not finite, and the unreadable images; end a run that has too many."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors of jsonargparse, Lightning and torch in one line, and settings with which a run cannot save and resume."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """One process at a time trains in a run's folder."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ config.yaml as it is. `code_in` says what names code; classes of `PUBLIC` do not
 config.yaml. Other verbs take the weights, the names of the classes, where the images are and how they are prepared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@ W_l, and after it, by W_w.
 Shapes: B images, N tokens, d = embed_dim, h heads (g after mixing), k = d / h channels a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection

@@ -6,8 +6,6 @@ network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
 each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

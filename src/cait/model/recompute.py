@@ -5,8 +5,6 @@
 Shapes: B images, N tokens, h heads, k channels a head; maps are [B·h, N, N].
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -3,8 +3,6 @@
 γ ∈ R^d starts at ε. Shapes: B images, N tokens, d = embed_dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

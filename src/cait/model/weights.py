@@ -1,7 +1,5 @@
 """Weights in: from the release, timm, safetensors or a run; for other classes, at another resolution."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Checkpoints that survive a kill, a full disk and a torn file. A signal to stop saves one too."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

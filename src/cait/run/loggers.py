@@ -1,7 +1,5 @@
 """metrics.csv and TensorBoard in the run's folder, continued from where a checkpoint stood."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run's folder holds: the names in it, and which folder a name means."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from pathlib import Path

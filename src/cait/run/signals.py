@@ -1,7 +1,5 @@
 """Signals that ask a run to stop: noted, then agreed on by all processes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import signal

@@ -1,7 +1,5 @@
 """Losses: of the labels, and of a teacher's judgment; their settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """What the labels of an image are, and the metrics of a whole set: loss, top-1 and top-5, and the user's own."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The LightningModule: steps, metrics and the optimizer around a bare network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The optimizer, its parameter groups, and the learning rate of every step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """`module.predict("photo.jpg")`: classify images with a module that was loaded from a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

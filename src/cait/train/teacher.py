@@ -1,7 +1,5 @@
 """The teacher of distillation: a frozen network with its own normalization and size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Labels in a table, several per image, a test split, and folds: --data.labels FILE.csv, --data.folds K."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

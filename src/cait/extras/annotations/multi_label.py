@@ -1,7 +1,5 @@
 """The task of images that may have several classes: its loss, its metrics and its predictions."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The images of a folder, under the labels of a table or of its class folders, divided as the settings say."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Data sets by name, such as torch/cifar10 and hfds/uoft-cs/cifar10, and ImageNet's archives as they are downloaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets by name, torchvision's "torch/cifar10" and Hugging Face's "hfds/uoft-cs/cifar10"; ImageNet's archives."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

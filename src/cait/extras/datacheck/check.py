@@ -1,7 +1,5 @@
 """`cait check`: count the images of a data set, decode a sample, and say what is wrong."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Further evaluation sets: of the model's classes, as ImageNet-V2, or of some, as ImageNet-A and -R; ReaL's labels."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from pathlib import Path

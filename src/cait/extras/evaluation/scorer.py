@@ -1,7 +1,5 @@
 """What this extra adds to `cait eval`: calibration, confusions and ReaL of each validation, and further sets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Each replaces a function of `timm.data.auto_augment`, takes its arguments and gi
 a pixel differs by one level, because a float was rounded differently.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, partial

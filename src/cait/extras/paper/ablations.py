@@ -18,8 +18,6 @@ All of them keep LayerNorm and warm-up, as in the paper's Table 1, so ReZero and
 The authors did not release their Fixup and T-Fixup; these follow the original papers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -3,8 +3,6 @@
 The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

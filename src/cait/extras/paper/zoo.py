@@ -1,7 +1,5 @@
 """`cait zoo`: the paper's models, their cost as counted here beside the paper's own numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

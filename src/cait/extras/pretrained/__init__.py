@@ -1,7 +1,5 @@
 """Use what a network has learned: its features, simple classifiers on them, and training of its head alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

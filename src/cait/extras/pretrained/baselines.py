@@ -1,7 +1,5 @@
 """The baselines of a run: simple classifiers, scored after training, and what follows from them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

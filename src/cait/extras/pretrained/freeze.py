@@ -1,7 +1,5 @@
 """Hold all of a network but its head, or the statistics of BatchNorm, as they are while the rest trains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Before the first step: solve the head of a run that starts from weights, and validate it as step 0."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`cait features`: what a network's head sees of images, in a file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cait card`: write a model card from what a run has written, and timm's files beside it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

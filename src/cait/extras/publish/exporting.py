@@ -3,8 +3,6 @@
 Each file is read back by the library that it is for, and must give the network's logits before it appears.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import os

@@ -1,7 +1,5 @@
 """What writes a network for timm, torch.export and ONNX, and reads it back with timm, torch and ONNX Runtime."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

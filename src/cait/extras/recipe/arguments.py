@@ -1,7 +1,5 @@
 """`cait fit --data.root DIR` without a configuration: add the settings of a chosen recipe to those given."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

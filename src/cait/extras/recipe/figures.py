@@ -1,7 +1,5 @@
 """What the rules go by: what a folder of images holds, the machine, and the pace of a run, by a trial of few steps."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

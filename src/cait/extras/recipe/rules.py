@@ -3,8 +3,6 @@
 No rule chooses a setting that is given. The numbers were found by trials on 2 cores, see benchmark.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What makes tokens of images in place of the paper's projection of patches: convolutions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

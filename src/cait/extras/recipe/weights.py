@@ -1,7 +1,5 @@
 """The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings for them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`cait runs`."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

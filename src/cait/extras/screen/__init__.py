@@ -1,7 +1,5 @@
 """What a run shows: what is going to run, what looks like a mistake, a bar, a line an epoch, the results."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

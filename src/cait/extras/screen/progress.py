@@ -1,7 +1,5 @@
 """What the screen shows while a run trains: a progress bar on a terminal, a line for each epoch in a log."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run prints at its start and its end: what is going to run, an estimate of its time, results, what to type."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

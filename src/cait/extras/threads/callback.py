@@ -1,7 +1,5 @@
 """One thread for a small network on the CPU."""
 
-from __future__ import annotations
-
 import os
 
 import torch

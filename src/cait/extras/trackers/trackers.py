@@ -1,7 +1,5 @@
 """Lightning's loggers of W&B, MLflow and Comet; a run keeps its id there through resumes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import posixpath

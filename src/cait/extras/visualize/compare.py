@@ -1,7 +1,5 @@
 """`cait compare`: the settings and the metrics in which runs differ, and their curves; of one run the curves."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

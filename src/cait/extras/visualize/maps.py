@@ -3,8 +3,6 @@
 Shapes: h heads, a grid of s × s patches, S = img_size. All maps have the form of CaiT's, [h, s, s] for each block.
 """
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 import math

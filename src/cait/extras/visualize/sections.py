@@ -1,7 +1,5 @@
 """The sections of a page: maps of images, curves, and what the network gets wrong."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

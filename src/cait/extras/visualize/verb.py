@@ -1,7 +1,5 @@
 """`cait visualize`: maps of images, and a page with them, the curves and the worst mistakes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of labels, splits, groups, folds, several labels per image: held against scikit-learn, torch and timm."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What the extra counts, held against scikit-learn, torchmetrics and timm; further sets and ReaL."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

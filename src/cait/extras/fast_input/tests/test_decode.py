@@ -1,7 +1,5 @@
 """Every decoder gives Pillow's pixels for any file and box, and refuses what Pillow refuses."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from io import BytesIO

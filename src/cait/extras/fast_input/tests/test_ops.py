@@ -1,7 +1,5 @@
 """The augmentation operations on arrays against timm's on images, on real photographs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches in memory that workers and the training process share, against PyTorch's own way."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """The paper's ablations: DeiT against timm's, the rivals of LayerScale by their papers, and a step of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

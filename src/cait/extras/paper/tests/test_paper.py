@@ -1,7 +1,5 @@
 """Each row of the paper's tables: its network, its hyper-parameters, its command, and a step of each kind."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

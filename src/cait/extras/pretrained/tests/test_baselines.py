@@ -1,7 +1,5 @@
 """The baselines beside a run: their figures against scikit-learn's own, and where they are shown."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cait features`: the file against the network's own forward pass, and its errors in one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

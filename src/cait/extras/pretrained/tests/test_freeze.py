@@ -1,7 +1,5 @@
 """Frozen weights: what trains and what does not, against scikit-learn, and after a resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

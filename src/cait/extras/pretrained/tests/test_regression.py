@@ -1,7 +1,5 @@
 """The regression beside scikit-learn's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

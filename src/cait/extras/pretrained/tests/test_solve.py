@@ -1,7 +1,5 @@
 """A run from weights: its head is solved, validated as step 0, and resumed from there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The model card, and timm's files for the Hub beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A network taken out, read back by the library that it is for, and through the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """The weights that a run starts from: by default, from the hub or its cache, from a file; and without any."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterator

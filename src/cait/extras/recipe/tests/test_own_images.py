@@ -1,7 +1,5 @@
 """Own photographs: layouts of folders, the split, the recipe that is chosen, balance, and one run of it all."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The convolutional stems against timm's XCiT and plain layers; their weights at another resolution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`cait runs`: how far each run is, its best accuracy, and whether it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

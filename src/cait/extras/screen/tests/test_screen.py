@@ -1,7 +1,5 @@
 """What a run shows: a table and a warning at its start, and metrics on a line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A small network trains with one thread on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """W&B, MLflow and Comet: one id through resumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`cait compare`: what it shows is what the runs logged."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

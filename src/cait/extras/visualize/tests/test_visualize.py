@@ -1,7 +1,5 @@
 """Attention maps against timm's, where they land on the image, the page, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os
