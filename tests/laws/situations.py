@@ -58,7 +58,7 @@ FACTORS: dict[str, Sequence[str]] = {
     "mode": ("color", "gray", "16 bit", "transparent"),
     "place": ("absolute", "dot", "spaces", "accents"),
     "devices": ("1", "2", "3", "launcher"),  # which starts two, whatever the settings say
-    "average": ("none", "0.9", "0.9999"),
+    "average": ("none", "0.9", "0.9999", "initial"),
     "precision": ("32", "bf16-mixed"),
     "weighting": ("none", "balance", "class_weights"),
     "batch": ("4", "10"),  # of 48 images to train on: one divides them, the other does not
@@ -294,7 +294,9 @@ def _arguments(made: Made) -> Iterator[str]:
         yield "--data.labels=labels.csv"
     if given.images == "several":
         yield "--data.multi_label=true"
-    if given.average != "none":
+    if given.average == "initial":
+        yield from ("--ema.decay=0.5", "--ema.initial=true")
+    elif given.average != "none":
         yield f"--ema.decay={given.average}"
     if given.weighting == "balance":
         yield "--data.balance=full"

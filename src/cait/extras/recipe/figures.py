@@ -225,7 +225,7 @@ class Trial:
 
         callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=stamp), StepSeed(0)]
         if held.get("ema.decay"):
-            callbacks.append(EMA(held["ema.decay"]))
+            callbacks.append(EMA(held["ema.decay"], held.get("ema.initial", False)))
         for make in plugins.of_kind("step_callbacks"):
             callbacks += make(data)
         trainer_of(held, callbacks).fit(module, datamodule=data)

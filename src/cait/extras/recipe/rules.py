@@ -277,8 +277,12 @@ def optimize(recipe: Recipe) -> None:
     if recipe.solves_head:
         recipe.take("model.solve_head", True)
         recipe.take("model.freeze_norm", True)
-        rate, note = 1e-4, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
-        note = "none: the head is solved" if recipe.trains_head_alone else note
+        rate, note = 3e-4, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
+        if recipe.trains_head_alone:
+            note = "none: the head is solved"
+        elif "ema.decay" not in recipe.given:
+            recipe.take_all({"ema.decay": 0.5, "ema.initial": True})
+            recipe.note("average", "half way between the solved head with the weights as they came, and those of now")
     elif recipe.weights:
         recipe.take("model.layer_decay", 0.75)
         rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
@@ -299,10 +303,11 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         return
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
     pace = measure.run(recipe.held) or Pace(image=0.01)
+    val = folder.val * (1 if recipe.held.get("ema.decay") is None else 2)  # the average is scored too
     if recipe.solves_head:  # on features, which take a third of a step's time
         pace = replace(pace, start=pace.start + folder.images * pace.image / 3)
     most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
-    fitting, validations = pace.plan(recipe.minutes, folder.images, folder.val, most)
+    fitting, validations = pace.plan(recipe.minutes, folder.images, val, most)
     if fitting < 1 and recipe.solves_head:
         leave_at_head(recipe, fitting)
     elif fitting < 1 and "trainer.max_epochs" not in recipe.given:
@@ -315,7 +320,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     if recipe.trains_head_alone and recipe.solves_head:  # the run says that it trains no epoch
         return
-    seconds = pace.seconds(min(epochs, fitting), folder.images, folder.val, epochs / every)
+    seconds = pace.seconds(min(epochs, fitting), folder.images, val, epochs / every)
     part = recipe.held.get("trainer.max_steps")
     what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
     on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"

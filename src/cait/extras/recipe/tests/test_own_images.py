@@ -252,7 +252,7 @@ def test_other_networks_see_the_largest_images_for_which_there_is_time(
     found = recipe(replace(PHOTOGRAPHS, side=side), {"model.name": name}, Typical(image), weights).settings
     assert found["data.img_size"] == size
     assert found.get("data.mean") == (None if weights else list(PHOTOGRAPHS.mean))
-    assert found["model.lr"] == (1e-4 if weights else 1e-3)
+    assert found["model.lr"] == (3e-4 if weights else 1e-3)
     assert found.get("model.solve_head", False) is bool(weights)
     assert not any(key.startswith(("model.fields", "model.optimizer")) for key in found)
 
@@ -277,12 +277,15 @@ def test_weights_that_tell_less_than_the_pixels_are_left(
 
 def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     found = recipe(given=RESNET, weights=PUBLISHED).settings
-    assert (found["model.freeze_norm"], found["model.lr"], found["data.mixup"]) == (True, 1e-4, 0.0)
+    assert (found["model.freeze_norm"], found["model.lr"], found["data.mixup"]) == (True, 3e-4, 0.0)
+    assert (found["ema.decay"], found["ema.initial"]) == (0.5, True)
+    assert "ema.initial" not in recipe(given=RESNET | {"ema.decay": 0.9}, weights=PUBLISHED).settings
     assert "model.freeze" not in found
     slow = recipe(given=RESNET, measure=Typical(1.0), weights=PUBLISHED)
     assert slow.settings["model.freeze"] is True
     assert "because not one epoch fits" in dict(slow.lines)["frozen"]
-    assert recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings["model.lr"] == 3e-4
+    assert "ema.decay" not in slow.settings
+    assert "ema.decay" not in recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings
 
 
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
