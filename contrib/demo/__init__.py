@@ -6,6 +6,6 @@ VERBS = {
     "demo": Verb(
         "contrib.demo.verb:demo",
         "write a page that runs a run's network in the browser:\n"
-        "cait demo NAME [--quantize] [--samples N] [--output DIR] [--runtime FILE.tgz|DIR]",
+        "cait demo NAME [--samples N] [--output DIR] [--runtime FILE.tgz|DIR]",
     )
 }

@@ -20,9 +20,6 @@ from contrib.demo import web_runtime
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
-SCORED = 1000
-"""The accuracy lost to 8 bits is measured on at most this many validation images."""
-BATCH = 32
 Facts = dict[str, str]
 """What the page says about the model."""
 Samples = list[dict[str, Any]]
@@ -49,9 +46,9 @@ def demo(arguments: list[str], program: Program) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
-        facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
+        _write_network(loaded, Path(scratch))
         samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
-        _write_page(loaded, Path(scratch), title, facts, runtime, samples)
+        _write_page(loaded, Path(scratch), title, _facts(loaded, checkpoint, folder), runtime, samples)
         output.mkdir(exist_ok=True)
         disk.remove(output / SAMPLES)  # those of an earlier page
         for file in Path(scratch).iterdir():  # files of other names stay in the folder
@@ -65,7 +62,6 @@ def _options() -> Options:
     options = Options("demo", "Write a page that runs the best network of a run in the browser.")
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
-    options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
     copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
     options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
     options.add_weights()
@@ -75,8 +71,8 @@ def _options() -> Options:
     return options
 
 
-def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
-    """Write the network as ONNX; returns facts about it for the page."""
+def _write_network(loaded: loading.Loaded, folder: Path) -> None:
+    """Write the network as ONNX."""
     if "publish" not in plugins.extras():
         raise UserError("cait demo needs the extra publish, which writes ONNX")
     from cait.extras.publish.exporting import export
@@ -86,68 +82,6 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     shape, path = input_shape(loaded.module.hparams), folder / MODEL
     settings = values(loaded.data.preprocessing) | loaded.task.metadata
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
-    if not quantize:
-        return {"Weights": f"{_megabytes(path)}, 32 bits"}
-    whole = path.rename(folder / "whole.onnx")
-    _quantize(whole, path)
-    facts = {"Weights": f"{_megabytes(path)} in 8 bits, {_megabytes(whole)} before"}
-    facts["8 bits"] = _accuracy_of_both(loaded, whole, path)
-    whole.unlink()
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    return facts
-
-
-def _quantize(path: Path, output: Path) -> None:
-    """Write the network with the weights of its linear layers in 8 bits; activations are quantized at run time."""
-    import logging
-
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(path)
-    model.graph.ClearField("value_info")  # shapes that no longer hold once Gemm has become MatMul
-    stacked = {weights.name for weights in model.graph.initializer if len(weights.dims) > 2}  # a matrix for each head
-    left_out = [node.name for node in model.graph.node if stacked.intersection(node.input)]
-    logging.disable(logging.WARNING)  # onnxruntime recommends what was done above
-    try:
-        quantize_dynamic(model, output, per_channel=True, weight_type=QuantType.QUInt8, nodes_to_exclude=left_out)
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def _accuracy_of_both(loaded: loading.Loaded, before: Path, after: Path) -> str:
-    """What 8 bits do to the accuracy on the validation images, or on an even sample of them."""
-    try:
-        counted, right = _score(loaded, [before, after])
-    except UserError as error:
-        return f"the accuracy is not measured: {error}"
-    was, now = (100 * count / counted for count in right)
-    return f"{now:.2f} % of {counted:,} validation images right, {was:.2f} % before"
-
-
-def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
-    """(validation images, how many of them each of the networks gets right)"""
-    import onnxruntime
-    import torch
-
-    if loaded.task.several:
-        raise UserError("an image may have several classes")
-    data, images = loaded.data, loaded.validation()
-    sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
-    indices = range(0, len(images), -(-len(images) // SCORED))
-    counted, right = 0, [0, 0]
-    for start in range(0, len(indices), BATCH):
-        pixels, labels = zip(*(images[index] for index in indices[start : start + BATCH]), strict=True)
-        batch, _ = data.on_after_batch_transfer((torch.stack(pixels), None), 0)
-        true = torch.tensor(labels)
-        counted += int((true >= 0).sum())
-        for place, session in enumerate(sessions):
-            logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
-            right[place] += int((logits.argmax(dim=1) == true).sum())
-    if not counted:
-        raise UserError(f"no validation image of {data.root} has a label")
-    return counted, right
 
 
 def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
@@ -222,17 +156,15 @@ def _write_page(
         shutil.copyfile(file, folder / file.name)
     for name, content in runtime.items():
         (folder / name).write_bytes(content)
+    size = (folder / MODEL).stat().st_size
+    facts |= {"Weights": f"{size / 1e6:.1f} MB, 32 bits", "Runs with": f"onnxruntime-web {web_runtime.VERSION}"}
     about = {
         "title": title,
         "class_names": loaded.class_names,
         **loaded.task.metadata,
         "preprocessing": settings,
         "samples": samples,
-        "bytes": (folder / MODEL).stat().st_size,
-        "facts": [*facts.items(), ("Runs with", f"onnxruntime-web {web_runtime.VERSION}")],
+        "bytes": size,
+        "facts": [*facts.items()],
     }
     (folder / SETTINGS).write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
-
-
-def _megabytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:.1f} MB"

@@ -39,10 +39,6 @@ def files(given: Path | None) -> dict[str, bytes]:
         _fetch(place)
     try:
         contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
-    except tarfile.ReadError as error:
-        raise UserError(
-            f"{place} is not the package {PACKAGE}: it is no .tgz; `npm pack {PACKAGE}` fetches it"
-        ) from error
     except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{place} is not the package {PACKAGE}: {one_line(error)}") from error
     for name, content in contents.items():

@@ -139,7 +139,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime = runtime_of_ones_own(tmp_path, monkeypatch)
-    main(["demo", "few", "--runtime", str(runtime), "--quantize"])
+    main(["demo", "few", "--runtime", str(runtime)])
     told = capsys.readouterr().out
     folder = Path("logs/few/demo")
     server = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
@@ -160,10 +160,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     assert about["samples"] == [{"file": f"sample-images/{digit}.png", "name": str(digit)} for digit in range(10)]
     facts = dict(about["facts"])
     assert facts["Model"].startswith("CaiT 1×32, 0.0 million parameters")
-    assert "of 360 validation images right" in facts["8 bits"]
-    assert f"8 bits: {facts['8 bits']}" in told
-    small, large = (float(facts["Weights"].split(" MB")[i].split()[-1]) for i in (0, 1))
-    assert 0 < small < large
+    assert facts["Weights"] == f"{(folder / 'model.onnx').stat().st_size / 1e6:.1f} MB, 32 bits"
 
     assert str(Path(verb.__file__).parents[2]).encode() not in (folder / "model.onnx").read_bytes()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
@@ -174,8 +171,8 @@ def test_the_folder_holds_all_that_the_page_needs(
     with torch.no_grad():
         expected = module.model(image[None])
         maps = module.model.maps(image[None]).class_attention[0]  # [1, h, T, T + s²], the class token first
-    assert torch.allclose(logits.softmax(1), expected.softmax(1), atol=0.05)  # in 8 bits
-    assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=0.02)
+    assert torch.allclose(logits, expected, atol=1e-4)
+    assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=1e-5)
 
 
 class Links(HTMLParser):
@@ -279,9 +276,9 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
     with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
         web_runtime.files(here / "data")
     tarball = folder.parent / web_runtime.TARBALL
-    for content, words in ((tarball.read_bytes()[:-40], ""), (b"no archive", "it is no .tgz")):
+    for content in (tarball.read_bytes()[:-40], b"no archive"):
         tarball.write_bytes(content)
-        with pytest.raises(UserError, match=f"is not the package {web_runtime.PACKAGE}: {words}"):
+        with pytest.raises(UserError, match=f"is not the package {web_runtime.PACKAGE}: "):
             web_runtime.files(tarball)
     Path("site").mkdir()
     Path("site/index.html").write_text("mine")
