@@ -36,7 +36,7 @@ class Shards:
     """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
     order: Literal["published", "windowed"] = "published"
     """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
-    it draws from `window` chunks at a time, see `contrib.shards.order.Windowed`."""
+    it draws from `window` chunks at a time, see `contrib.shards.source.Windowed`."""
     window: int = 8
     """Chunks that the "windowed" order draws from."""
 

@@ -78,8 +78,6 @@ class Folder:
             raise UserError(f"{path} is cut off: copy it again")
         return data
 
-    read_alone = read
-
     def whole(self, piece: Piece) -> bytes:
         """All of a file, compared with its checksum."""
         return self.compared(piece, self.read(piece, 0, piece.size))
@@ -127,11 +125,6 @@ class Bucket(Folder):
                     data = self._download(piece)[start : start + size]
         return data
 
-    def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
-        """Read without keeping anything: from the cache if the chunk is there, otherwise in a request of its own."""
-        data = _cached(self.folder / piece.name, start, size)
-        return self._fetch(piece.name, start, size) if data is None else data
-
     def whole(self, piece: Piece) -> bytes:
         """As of a folder; a file that is damaged in the cache is fetched again."""
         data = self.read(piece, 0, piece.size)
@@ -162,18 +155,15 @@ class Bucket(Folder):
                 path.unlink()
                 used -= status.st_size
 
-    def _fetch(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """A file, or a part of it. Raises UserError, and OutageError after `PATIENCE` seconds of failures."""
-        if size == 0:
-            return b""
+    def _fetch(self, name: str) -> bytes:
+        """A file. Raises UserError, and OutageError after `PATIENCE` seconds of failures."""
         address = f"{self.root}/{name}"
         scheme, _, place = address.partition("://")
         bucket, _, key = place.partition("/")
-        part = f"bytes={start}-{'' if size is None else start + size - 1}"
         end, (pause, longest) = time.monotonic() + PATIENCE, PAUSES
         while True:
             try:
-                answer = client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key, Range=part)
+                answer = client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key)
                 return answer["Body"].read()
             except ImportError as error:
                 raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error

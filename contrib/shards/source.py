@@ -3,8 +3,7 @@
 import hashlib
 import json
 import os
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait.data.folder import Splits
@@ -27,6 +25,8 @@ TABLE = "images.npz"
 CACHE = "data/cache"
 VERSION = 1
 SPLITS = ("train", "val")
+COLUMNS = ("labels", "starts", "sizes")
+"""Of the table, besides the names and the places."""
 
 
 def chunk_name(split: str, number: int) -> str:
@@ -45,13 +45,10 @@ class ShardSamples:
     """Where the shards are; names in messages begin with it."""
     table: Mapping[str, np.ndarray]
     """For each image, in the order of the source: `names` (their bytes, one after the other) and `ends`, `labels`,
-    `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its chunk, `sums` (their
-    CRC-32)."""
+    `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its chunk."""
     chunks: list[Piece]
     images_per_chunk: int
-    read: Callable[[Piece, int, int], bytes]
-    checked: bool = False
-    """Compare the bytes of each image with its sum."""
+    place: Folder
 
     def __post_init__(self) -> None:
         self.labels = self.table["labels"]
@@ -69,9 +66,7 @@ class ShardSamples:
     def __getitem__(self, index: int) -> tuple[BytesIO, int]:
         """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        data = self.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
-        if self.checked and zlib.crc32(data) != self.table["sums"][index]:
-            raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
+        data = self.place.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
         return BytesIO(data), int(self.labels[index])
 
 
@@ -99,11 +94,7 @@ class Windowed:
 
 
 class ShardSource:
-    """Shards in a folder, or in a bucket by way of a cache. A split may only have the name that the shards have it by.
-
-    Training on a bucket fetches whole chunks if all fit into the cache or the order is "windowed". Otherwise it fetches
-    each image that is not in the cache by itself.
-    """
+    """Shards in a folder, or in a bucket by way of a cache. A split may only have the name that they have it by."""
 
     def __init__(self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None) -> None:
         self.root, self.shards, self.settings = root_name(splits.root), shards, settings or {}
@@ -155,48 +146,50 @@ class ShardSource:
         return str(self.index["pixels"] or "").encode()
 
     @cached_property
-    def all_fit(self) -> bool:
-        """Whether all chunks are here, or would fit into the cache."""
-        return sum(piece.size for split in SPLITS for piece in self.index[split]["chunks"]) <= self.place.limit
-
-    @cached_property
     def order(self) -> Windowed | None:
-        """The order of the training images; None for the published one, after saying what that costs over a network.
+        """The order of the training images; None for the published one.
 
         Raises:
             UserError: the run reads other pixels than the shards hold, or the cache is too small for the order.
         """
         if self.index["pixels"]:
             self.index["pixels"].check(self.settings)
-        if self.shards.order == "published":
-            if not self.all_fit:
-                rank_zero_info(
-                    f"{self.root} does not fit into the cache, so each training image is a request of its own; "
-                    "see --data.order windowed and --data.cache_gb"
-                )
-            return None
-        chunks = self.shards.window + 1
-        needed = sum(sorted(piece.size for piece in self.index["train"]["chunks"])[-chunks:])
-        if not self.all_fit and needed > self.place.limit:
+        sizes = {split: [piece.size for piece in self.index[split]["chunks"]] for split in SPLITS}
+        needed, windowed = sum(map(sum, sizes.values())), self.shards.order == "windowed"
+        what, remedy = "the chunks", "give --data.order windowed"
+        if windowed and needed > self.place.limit:
+            chunks = self.shards.window + 1
+            needed, what = sum(sorted(sizes["train"])[-chunks:]), f"{chunks} chunks"
+            remedy = "lower --data.window"
+        if needed > self.place.limit:
             raise UserError(
-                f"{chunks} chunks of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
-                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
+                f"{what} of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
+                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or {remedy}"
             )
-        return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window)
+        return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window) if windowed else None
 
     @cached_property
     def train(self) -> ShardSamples:
-        return self._samples("train", alone=not self.all_fit and self.shards.order == "published")
+        return self._samples("train")
 
     @cached_property
     def val(self) -> ShardSamples:
-        return self._samples("val", alone=False)  # validation reads all images in order
+        return self._samples("val")
 
-    def _samples(self, split: str, alone: bool) -> ShardSamples:
-        part = self.index[split]
+    def _samples(self, split: str) -> ShardSamples:
+        part, images = self.index[split], self.index["images_per_chunk"]
         for piece in part["chunks"]:
             self.place.check(piece)
-        with np.load(BytesIO(self.place.whole(part["table"]))) as file:
-            table = dict(file)
-        read = self.place.read_alone if alone else self.place.read
-        return ShardSamples(self.root, table, part["chunks"], self.index["images_per_chunk"], read, checked=alone)
+        content = self.place.whole(part["table"])
+        try:
+            with np.load(BytesIO(content)) as file:
+                table = {name: file[name] for name in ("names", "ends", "places", *COLUMNS)}
+            samples = ShardSamples(self.root, table, part["chunks"], images, self.place)
+            if {len(table[name]) for name in ("ends", "places", *COLUMNS)} != {len(samples)}:
+                raise ValueError("its columns differ in length")
+            known = (samples.labels < len(self.class_names)) & (samples.chunk_of < len(part["chunks"]))
+            if not known.all() or any((table[name] < 0).any() for name in ("places", "starts", "sizes")):
+                raise ValueError("it is of other chunks or classes")
+        except Exception as error:  # of many kinds, by numpy and its archive
+            raise UserError(f"{self.root}/{split}/{TABLE} is no table of these shards: {said(error)}") from error
+        return samples

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +22,7 @@ from cait.data.source import DataSource
 from cait.errors import UserError
 from contrib.shards import INDEX, PLAN
 from contrib.shards.pixels import Pixels, as_png
-from contrib.shards.source import SPLITS, TABLE, VERSION, chunk_name
+from contrib.shards.source import COLUMNS, SPLITS, TABLE, VERSION, chunk_name
 
 SEED = 0
 """Seed of the order of training images in the chunks; each chunk is a random part of the set."""
@@ -38,7 +37,6 @@ LITDATA = {
     ("chunk_bytes", "compression", "compression_batch_size", "compression_level", "encryption", "ipc_compression")
 )
 """What LitData's index says of the items: pairs of bytes and a number."""
-COLUMNS = ("labels", "starts", "sizes", "sums")
 Record = dict[str, Any]
 """What shards.json and the table say of a chunk."""
 
@@ -173,7 +171,6 @@ def described(chunk: bytes) -> Record:
         "labels": np.array([struct.unpack_from("<q", chunk, end)[0] for end in ends], np.int32),
         "starts": starts,
         "sizes": ends - starts,
-        "sums": np.array([zlib.crc32(chunk[a:b]) for a, b in zip(starts, ends, strict=True)], np.uint32),
     }
 
 
