@@ -12,8 +12,6 @@ from cait.data.listing import below
 from cait.run import rundir
 from cait.run.program import Program
 
-PARTING = ";"
-"""Parts the classes of an image, as in the tables of --data.labels."""
 DOUBTFUL = "labels.csv"
 """File in the folder of a cross-validation: all images, the doubtful ones first."""
 OUT_OF_FOLD = "out_of_fold.npz"
@@ -63,57 +61,24 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     return found, seems[found]
 
 
-def suspects_of_several(probabilities: Any, targets: Any) -> tuple[Any, Any]:
-    """(the most probable classes [N, classes], 0 or 1; how probable the most doubtful part of each label is [N])
-
-    `suspects` looks at each class by itself, whether an image has it.
-
-    Args:
-        probabilities: [N, classes], by networks that have not trained on the image.
-        targets: [N, classes], 0 or 1.
-    """
-    seems = targets.copy()
-    for column, (shares, given) in enumerate(zip(probabilities.T, targets.T, strict=True)):
-        found, others = suspects(np.stack([1 - shares, shares], axis=1), given)
-        seems[found, column] = others
-    own = np.where(targets == 1, probabilities, 1 - probabilities)
-    changed = seems != targets
-    return seems, np.where(changed | ~changed.any(axis=1, keepdims=True), own, 1).min(axis=1)
-
-
-def _joined(class_names: Sequence[str], row: Any) -> str:
-    """The classes of a row of 0 and 1, as a table has them."""
-    return PARTING.join(name for name, has in zip(class_names, row, strict=True) if has) or PARTING
-
-
-def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], label_sets: Any = None) -> list[Row]:
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> list[Row]:
     """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it.
-
-    Args:
-        label_sets: the classes of each label, rows of 0 and 1, if an image may have several.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
     probabilities = np.concatenate([found for _, _, found in folds])
     with disk.atomic_write(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
         np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
-    suggested: dict[int, tuple[str, str]] = {}
+    given, found, seems = probabilities[np.arange(len(labels)), labels], *suspects(probabilities, labels)
+    suggested = {
+        index: (class_names[seem], f"{probabilities[index, seem]:.4f}")
+        for index, seem in zip(found.tolist(), seems.tolist(), strict=True)
+    }
     """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
-    names = class_names if label_sets is None else [_joined(class_names, row) for row in label_sets]
-    if label_sets is None:
-        given = probabilities[np.arange(len(labels)), labels]
-        for index, seem in zip(*suspects(probabilities, labels), strict=True):
-            suggested[index] = class_names[seem], f"{probabilities[index, seem]:.4f}"
-    else:
-        targets = np.asarray(label_sets).astype(int)[labels]
-        seems, given = suspects_of_several(probabilities, targets)
-        doubtful = np.flatnonzero((seems != targets).any(axis=1))
-        for index in doubtful[given[doubtful].argsort(kind="stable")]:
-            suggested[index] = _joined(class_names, seems[index]), f"{1 - given[index]:.4f}"
     rows: list[Row] = []
     for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested)):
-        rows.append((paths[index], names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
+        rows.append((paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
     disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
     return rows[: len(suggested)]

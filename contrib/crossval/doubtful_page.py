@@ -30,7 +30,6 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
         data: a data module of theirs, for the place of their files and how these are read.
     """
     table = os.path.relpath(folder / doubt.DOUBTFUL)
-    rows = [(path, _words(label), own, _words(seems), its) for path, label, own, seems, its in rows]
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
     facts = [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)]
     pairs = Counter((label, seems) for _, label, _, seems, _ in rows).most_common(PAIRS)
@@ -43,10 +42,6 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     words = page.paragraph(f"{judged}the column label of the table, and train with --data.labels {table}.")
     sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
     page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
-
-
-def _words(label: str) -> str:
-    return "no class" if label == doubt.PARTING else label
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:

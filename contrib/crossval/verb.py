@@ -116,10 +116,15 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
-    """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
+    """Write the table of the labels, in which the doubtful ones come first, and the page that shows these.
+
+    Confident learning is of one class per image: where images may have several, nothing is written.
+    """
+    if saved.of_run(runs[0])["data"].get("multi_label"):
+        return
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
-    rows = doubt.write(folder, data.source.class_names, scored, data.source.label_sets)
+    rows = doubt.write(folder, data.source.class_names, scored)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from harness import SMALL
 from PIL import Image
 
@@ -173,30 +172,3 @@ def test_a_cross_validation_goes_on_where_it_stopped(
     with pytest.raises(SystemExit):
         main([*command, "--model.lr=1e-3"])
     assert "has folds with other settings" in capsys.readouterr().err
-
-
-def test_doubtful_labels_are_cleanlabs_class_by_class() -> None:
-    multilabel = pytest.importorskip("cleanlab.multilabel_classification.filter")
-    draw = np.random.default_rng(1)
-    given = (draw.random((200, 6)) < 0.3).astype(int)
-    probabilities = 1 / (1 + np.exp(1 - 2 * given - draw.normal(size=given.shape)))
-    labels = [np.flatnonzero(row).tolist() for row in given]
-    masks = multilabel.find_multilabel_issues_per_class(labels, probabilities, filter_by="confident_learning")
-    seems, _ = doubt.suspects_of_several(probabilities, given)
-    assert ((seems != given) == masks).all()
-
-
-def test_doubtful_labels_are_listed_with_the_set_that_seems_right(tmp_path: Path) -> None:
-    sets = np.array([[0, 0], [1, 0], [1, 1]])
-    labels = [0] * 10 + [1] * 10 + [2] * 10
-    probabilities = np.where(sets[labels] == 1, 0.9, 0.1)
-    probabilities[3] = 0.95, 0.1  # labeled none, and looks like a
-    probabilities[25] = 0.9, 0.02  # labeled a;b, and looks like a alone
-    scored = ([f"{index:02}.png" for index in range(30)], labels, probabilities)
-    rows = doubt.write(tmp_path, ["a", "b"], [scored], torch.tensor(sets))
-    assert rows == [("25.png", "a;b", "0.0200", "a", "0.9800"), ("03.png", ";", "0.0500", "a", "0.9500")]
-    with (tmp_path / "labels.csv").open(newline="") as lines:
-        listed = [*csv.DictReader(lines)]
-    assert [row["path"] for row in listed[:2]] == ["25.png", "03.png"]
-    assert len({row["path"] for row in listed}) == 30
-    assert listed[5]["probability"] == "0.9000"
