@@ -8,11 +8,8 @@ at a time, whose maps stay in the cache.
 Shapes: B images, N patches, d = embed_dim, h heads, k = d / h channels a head.
 """
 
-import math
 import platform
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +102,7 @@ def _fixed(values: Tensor) -> nn.Parameter:
 
 
 class InParts(nn.Module):
-    """A network that takes a batch part by part, each core a part of its own."""
+    """A network that takes a batch part by part."""
 
     def __init__(self, cait: Any) -> None:
         super().__init__()
@@ -113,21 +110,7 @@ class InParts(nn.Module):
         self.images = max(1, PART // cait.pos_embed.numel())
 
     def forward(self, images: Tensor) -> Tensor:
-        threads = torch.get_num_threads()
-        parts = images.split(max(1, min(self.images, math.ceil(len(images) / threads))))
-        if threads == 1 or len(parts) == 1:
-            return torch.cat([self.cait(part) for part in parts])
-        one = partial(self._part, torch.is_inference_mode_enabled())
-        torch.set_num_threads(1)  # of this thread and of those that start now
-        try:
-            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                return torch.cat([*pool.map(one, parts)])
-        finally:
-            torch.set_num_threads(threads)
-
-    def _part(self, inference: bool, part: Tensor) -> Tensor:
-        with torch.inference_mode() if inference else torch.no_grad():  # a thread does not inherit them
-            return self.cait(part)
+        return torch.cat([self.cait(part) for part in images.split(self.images)])
 
 
 class PackedLinear(nn.Module):
