@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cait import ckpt, disk
 from cait.cli.options import TRUST, Line, Options, split_trust
@@ -67,7 +66,6 @@ def _choose_start(asked: Namespace) -> None:
 
     They are None without a checkpoint; replay then begins at the first step.
     """
-
     asked.start, asked.data_state = asked.ckpt_path, None
     nearest = -1
     for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
@@ -89,24 +87,16 @@ def _kept_start(asked: Namespace) -> Iterator[None]:
     asked.output.mkdir(parents=True, exist_ok=True)
     asked.ckpt_path = disk.scratch(asked.output / "start.ckpt")
     try:
-        _duplicate(asked.start, asked.ckpt_path)
+        try:
+            os.link(asked.start, asked.ckpt_path)
+        except OSError:  # the file system has no links
+            shutil.copyfile(asked.start, asked.ckpt_path)
         sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from the same one
         yield
     finally:
         disk.remove(asked.ckpt_path)
         with contextlib.suppress(OSError):  # it holds something
             asked.output.rmdir()
-
-
-def _duplicate(path: Any, copy: Any) -> None:
-    """Link a file, or the files of a folder, under a second name; copy if the file system has no links."""
-    if os.path.isdir(path):
-        shutil.copytree(path, copy, copy_function=_duplicate)
-        return
-    try:
-        os.link(path, copy)
-    except OSError:
-        shutil.copyfile(path, copy)
 
 
 def _run(asked: Namespace, given: list[str], trusted: bool, program: Program) -> None:

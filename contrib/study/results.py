@@ -1,22 +1,15 @@
 """What the runs of a study reached, by method and depth."""
 
-from __future__ import annotations
-
-import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from cait import disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 from cait.extras import curves
 from cait.run import rundir
 from contrib.study.grid import StudyRun, published
-
-RESULT = "result.json"
-"""File in the folder of each run: its settings and what it reached."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +27,20 @@ class Result:
     """The last value that was logged."""
     failed: bool
     """Whether the run stopped giving finite gradients."""
-    seconds: float
     paper: str | None
     """As in `StudyRun`."""
     is_place: bool
 
-    FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "seconds", "published")
+    FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "published")
 
     @property
     def published(self) -> float | None:
         """The paper's top-1 on ImageNet in percent."""
         return published().get(self.paper or "")
 
-    def as_of(self, run: StudyRun) -> Result:
-        """This result as that of another run with the same settings."""
-        return replace(self, method=run.method, paper=run.paper, is_place=run.is_place)
 
-
-def result_of(run: StudyRun, folder: Path, seconds: float) -> Result:
-    """Read a run's result from its folder; accuracy is nan if it was never validated."""
+def result_of(run: StudyRun, folder: Path) -> Result:
+    """Read a run's result from a folder with its settings; accuracy is nan if it was never validated."""
     try:
         logged = curves.read(folder)
     except UserError:
@@ -69,29 +57,9 @@ def result_of(run: StudyRun, folder: Path, seconds: float) -> Result:
         loss=loss[-1],
         train_loss=train_loss[-1],
         failed=(folder / rundir.NONFINITE).exists(),
-        seconds=round(seconds, 1),
         paper=run.paper,
         is_place=run.is_place,
     )
-
-
-def write_result(folder: Path, settings: list[str], result: Result | None) -> None:
-    """Note the settings of a run and, once it has ended, its result."""
-    with disk.atomic_write(folder / RESULT) as beside:
-        content = {"settings": settings, "result": result and asdict(result)}
-        beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
-    """(the settings of a run, its result); None for what is not written yet."""
-    path = folder / RESULT
-    if not path.is_file():
-        return None, None
-    try:
-        content = json.loads(disk.read_text(path))
-        return content["settings"], content["result"] and Result(**content["result"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error
 
 
 class Table:

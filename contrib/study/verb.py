@@ -4,7 +4,7 @@ import argparse
 import os
 import shutil
 import threading
-import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,10 @@ from cait.run.program import Program
 from contrib.runner import OUTPUT, failure, interruptible, train_run
 from contrib.study import report
 from contrib.study.grid import GRID, Grid, StudyRun
-from contrib.study.results import Result, read_result, result_of, write_result
+from contrib.study.results import Result, result_of
+
+RESULT = "result.json"
+"""File in the folder of each run, with its settings."""
 
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
@@ -37,12 +40,13 @@ def study(arguments: list[str], program: Program) -> None:
     runs = StudyRuns(grid, given.out, jobs, program)
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
-    results = runs.finished()
-    if results:
-        print(f"{len(results)} of {len(wanted)} runs are done already")
-    results |= _train(runs, [run for name, run in wanted.items() if name not in results])
-    ordered = [results[originals[run.name].name].as_of(run) for run in grid.runs]
-    for path in _write(ordered, runs, given.data):
+    runs.check(wanted.values())
+    missing = [run for run in wanted.values() if not runs.is_done(run)]
+    if len(missing) < len(wanted):
+        print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are done already")
+    _train(runs, missing)
+    results = [result_of(run, runs.folder / originals[run.name].name) for run in grid.runs]
+    for path in _write(results, runs, given.data):
         print(os.path.relpath(path))
 
 
@@ -72,63 +76,57 @@ class StudyRuns:
     program: Program
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    def finished(self) -> dict[str, Result]:
-        """The existing results, by the name of the run; a UserError if one has other settings, finished or not."""
-        found = {}
-        for run in self.grid.runs:
-            folder = self.folder / run.name
-            settings, result = read_result(folder)
-            if settings is not None and settings != self.grid.arguments(run):
-                raise UserError(f"{folder} was trained with other settings; remove {self.folder} or give another --out")
-            if result is not None:
-                found[run.name] = result
-        return found
+    def check(self, wanted: Iterable[StudyRun]) -> None:
+        """Raise UserError if one was trained with other settings, to its end or not."""
+        for run in wanted:
+            path, settings = self.folder / run.name / RESULT, self.grid.arguments(run)
+            if path.is_file() and disk.read_json(path, {"settings": [str]})["settings"] != settings:
+                other = f"{path.parent} was trained with other settings"
+                raise UserError(f"{other}; remove {self.folder} or give another --out")
+
+    def is_done(self, run: StudyRun) -> bool:
+        """Whether it has come to its end, or to that of its gradients."""
+        return any((self.folder / run.name / name).exists() for name in (rundir.FINISHED, rundir.NONFINITE))
 
     def train(self, run: StudyRun) -> Result | None:
         """Train or resume one run in a process of its own; None if the study was stopped.
 
         A UserError says that it failed for another reason than its gradients.
         """
-        folder, start = self.folder / run.name, time.monotonic()
+        folder, settings = self.folder / run.name, self.grid.arguments(run)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = self.grid.arguments(run)
-        write_result(folder, settings, None)
+        disk.write_json(folder / RESULT, {"settings": settings})
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
         arguments = [f"--config={self.grid.config}", *settings]
         status = train_run(self.program, folder, arguments, variables, self.stopped.is_set)
+        if self.is_done(run):
+            shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
+            return result_of(run, folder)
         if self.stopped.is_set():
             return None
-        result = result_of(run, folder, time.monotonic() - start)
-        if status and not result.failed:
-            raise UserError(f"the run {run.name} failed: {failure(folder, status)}; see {folder / OUTPUT}")
-        write_result(folder, settings, result)
-        shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
-        return result
+        raise UserError(f"the run {run.name} failed: {failure(folder, status or 0)}; see {folder / OUTPUT}")
 
 
-def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
-    """Train the missing runs, several at a time; return their results by name."""
-    results: dict[str, Result] = {}
+def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
+    """Train the missing runs, several at a time."""
     if not missing:
-        return results
+        return
     how: Any = dict(speed_estimate_period=600, console=console())
     with interruptible("runs"), Progress(**how) as progress, ThreadPoolExecutor(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         try:
-            for future in as_completed(waiting):
+            for number, future in enumerate(as_completed(waiting), 1):
                 run, result = waiting[future], future.result()
                 if result is not None:
-                    results[run.name] = result
                     progress.advance(task, run.depth)
-                    reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
-                    progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
+                    reached = f"{result.acc1:.2f} %{', failed' * result.failed}"
+                    progress.console.print(f"{number:>4} of {len(missing)}  {run.name}: {reached}")
         except BaseException:
             runs.stopped.set()  # those that train save
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return results
 
 
 def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
