@@ -89,6 +89,12 @@ def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pyt
     assert found == [["old", "older"], [None, "old"], ["new", "old"]][calls]
 
 
+def test_an_error_names_the_file_that_the_user_knows(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as failed, disk.atomic_write(tmp_path / "none/it") as beside:
+        beside.touch()
+    assert failed.value.filename == str(tmp_path / "none/it")
+
+
 def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()

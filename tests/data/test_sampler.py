@@ -13,7 +13,7 @@ from cait import seeds
 from cait.data.loader import ShardSampler, TrainBatchSampler
 
 
-@pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (100, 3)])
+@pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (255, 1), (100, 3)])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_repeated_augmentation_is_timms_order(length: int, world_size: int, epoch: int) -> None:
     for rank in range(world_size):

@@ -87,6 +87,18 @@ def test_a_class_of_copies_alone_is_kept_and_told(tmp_path: Path, capsys: pytest
     )
 
 
+def test_a_class_keeps_an_image_to_learn_from_and_may_hold_folders(tmp_path: Path) -> None:
+    """Though all would be held out; and of so many images it is no folder of runs."""
+    for number in range(3 + 20):
+        path = tmp_path / ("few" if number < 3 else "many") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(number))
+    (tmp_path / "many/logs").mkdir()
+    source = open_source(str(tmp_path), val_fraction=0.99)
+    assert source.class_names == ["few", "many"]
+    assert [source.train.labels.count(label) for label in (0, 1)] == [1, 1]
+
+
 @pytest.mark.parametrize("logs", ["logs", "results"])
 def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) -> None:
     """From inside the folder of the images: two runs. The second holds out what the first did."""

@@ -9,6 +9,7 @@ from networks import saved_bytes
 from torch import Tensor
 
 from cait.model.attention import SelfAttention, backend_named
+from cait.model.cait import Mlp
 from cait.model.config import CaiTConfig
 from cait.model.recompute import TalkingHeads
 
@@ -67,3 +68,10 @@ def test_recomputing_keeps_one_map_of_three(N: int, share: float) -> None:
             whole[backend] = saved_bytes(partial(backend_named(backend), *leaves, 0.1))
     assert (maps["recompute"], maps["reference"]) == (one, 3 * one)
     assert whole["recompute"] / whole["reference"] == pytest.approx(share, abs=0.005)
+
+
+def test_gelu_is_computed_again_and_not_kept() -> None:
+    mlp = Mlp(CaiTConfig())
+    x = torch.randn(2, 400, mlp.fc1.in_features)
+    one = 4 * 2 * 400 * mlp.fc1.out_features
+    assert saved_bytes(partial(mlp, x), least=one) == one

@@ -224,14 +224,17 @@ def test_a_signal_before_a_validation_saves_and_stops_after_it(
     assert_equal(fit(folder=tmp_path, **common), whole(**common))
 
 
-def test_a_save_that_is_due_before_a_validation_is_made_after_it(
-    fit: Callable, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("settings", "batches"), [(dict(val_check_interval=1), [2, 4, 6, 0]), (dict(accumulate_grad_batches=2), [4, 0])]
+)
+def test_a_save_is_made_once_after_a_step_and_its_validation(
+    settings: dict, batches: list[int], fit: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[Position] = []
     save = LastCheckpoint.save
     monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.of(of[1])) or save(*of))
-    fit(every_n_steps=2, val_check_interval=1, max_epochs=1)
-    assert [position.batch for position in saved] == [2, 4, 6, 0]
+    fit(every_n_steps=2, max_epochs=1, **settings)
+    assert [position.batch for position in saved] == batches
 
 
 def test_processes_agree_after_fewer_steps_if_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:

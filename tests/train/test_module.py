@@ -98,7 +98,11 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
     fit = trainer(callbacks=[EMA(decay=0.5)])
     fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
     fit.save_checkpoint(tmp_path / "x.ckpt")
-    (figures,) = trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    other = trainer(max_epochs=1, callbacks=[EMA(decay=0.5)])
+    other.fit(module(), loader(), loader(8))
+    other.save_checkpoint(tmp_path / "other.ckpt")
+    for name in ("other", "x"):  # one callback scores both, each with its own average
+        (figures,) = other.validate(module(), loader(8), tmp_path / f"{name}.ckpt", verbose=False)
     expected = fit.callback_metrics
     for name in ("val/loss", "val_ema/loss", "val_ema/acc1"):
         assert figures[name] == pytest.approx(expected[name].item(), rel=1e-6)

@@ -201,7 +201,9 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
         (uneven(13, 1300, gray=True), {}, {"data.auto_augment": RANDOM}),
         (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
         (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
-        (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1}),
+        (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}),
+        (PHOTOGRAPHS, {}, {"data.eval_batch_size": 16}),
+        (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
         (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
@@ -209,6 +211,7 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
         (LARGE, {}, {"data.shrink": 128}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
         (replace(LARGE, side=250, megapixels=0.1), {}, {"data.shrink": "absent"}),
+        (replace(LARGE, side=256, megapixels=0.1), {}, {"data.shrink": 128}),
         (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
         (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
@@ -222,6 +225,11 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
 def test_the_rules_go_by_the_images_the_classes_and_what_is_given(folder: Survey, given: dict, expected: dict) -> None:
     found = recipe(folder, given).settings
     assert {name: found.get(name, "absent") for name in expected} == expected
+
+
+def test_a_class_of_few_images_is_told() -> None:
+    told = ["a fair result needs at least 20" in dict(recipe(uneven(few)).lines).get("warning", "") for few in (19, 20)]
+    assert told == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +293,8 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     assert slow.settings["model.freeze"] is True
     assert "because not one epoch fits" in dict(slow.lines)["frozen"]
     assert "ema.decay" not in slow.settings
-    assert "ema.decay" not in recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings
+    whole = recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings
+    assert (whole["model.lr"], whole["model.layer_decay"], "ema.decay" in whole) == (3e-4, 0.75, False)
 
 
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
