@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import loopback
 import numpy as np
 import pytest
 import torch
@@ -129,21 +128,11 @@ def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(published: bool, ro
         module(out, exif_orientation=published)
 
 
-def test_raw_pixels_of_smaller_images_are_pillows_from_all_places(root: Path, tmp_path: Path) -> None:
+def test_raw_pixels_of_smaller_images_are_pillows(root: Path, tmp_path: Path) -> None:
     out = make(root, tmp_path / "raw", "--raw", f"--max_side={SIDE}")
     with Image.open(root / "train/a/photo.jpg") as photo:
         expected = photo.resize((40, 32), Image.Resampling.LANCZOS)
         np.testing.assert_array_equal(opened(stored_files(out)["photo.jpg"]), expected)
-    here, windowed = module(out), dict(order="windowed", window=1)
-    expected_batches, expected_windowed = batches(here), batches(module(out, **windowed))
-    size = sum(path.stat().st_size for path in out.glob("*/chunk-*"))
-    with loopback.server():
-        address = loopback.upload(out, "raw")
-        there = module(address, data_dir=str(tmp_path / "whole"))
-        assert there.state_dict() == here.state_dict()
-        assert_equal(batches(there), expected_batches)
-        there = module(address, data_dir=str(tmp_path / "part"), cache_gb=0.6 * size / 1e9, **windowed)
-        assert_equal(batches(there), expected_windowed)
 
 
 def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Path, tmp_path: Path) -> None:

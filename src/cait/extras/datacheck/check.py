@@ -16,11 +16,9 @@ from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError, console, say, tell
 from cait.extras.features import evenly
-from cait.extras.frames import told_of_frames
+from cait.extras.frames import SAME, SIDE, told_of_frames
 from cait.run.program import Program
 
-THUMBNAIL, SAME = 32, 4.0
-"""Side of a thumbnail, and the mean difference of two, in gray levels, below which they show the same."""
 SHOWN = 3
 """Pairs that a line names."""
 
@@ -79,7 +77,7 @@ class Seen(NamedTuple):
     hash: str
     """Its perceptual hash: images that look alike have the same."""
     thumbnail: np.ndarray
-    """uint8 [THUMBNAIL, THUMBNAIL, 3]"""
+    """uint8 [SIDE, SIDE, 3]"""
 
 
 Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
@@ -143,7 +141,7 @@ def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
         except UserError as error:
             unreadable.append(str(error))
             continue
-        thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL)))
+        thumbnail = np.asarray(image.resize((SIDE, SIDE)))
         seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
     spread = "" if len(places) == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
