@@ -14,8 +14,6 @@ from cait.run.program import Program
 
 DOUBTFUL = "labels.csv"
 """File in the folder of a cross-validation: all images, the doubtful ones first."""
-OUT_OF_FOLD = "out_of_fold.npz"
-"""File there: `paths`, `labels`, `class_names`, and `probabilities` [images, classes] by the fold's network."""
 Scored = tuple[list[str], list[int], Any]
 """Paths below the root, labels, and probabilities [N, classes], of the images that can be read."""
 Row = tuple[str, str, str, str, str]
@@ -62,15 +60,13 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> list[Row]:
-    """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
+    """Write `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
     probabilities = np.concatenate([found for _, _, found in folds])
-    with disk.atomic_write(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
-        np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
     given, found, seems = probabilities[np.arange(len(labels)), labels], *suspects(probabilities, labels)
     suggested = {
         index: (class_names[seem], f"{probabilities[index, seem]:.4f}")

@@ -1,6 +1,5 @@
 """The runs of a study, as a grid file lists them: methods by depth, and places of the class token."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,15 +92,3 @@ class Grid:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
         settings = self.base | run.settings | {"seed_everything": run.seed}
         return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._measured, *self._more]
-
-
-@functools.cache
-def published() -> dict[str, float]:
-    """The paper's top-1 on ImageNet in percent, by the id of its row."""
-    figures: dict[str, float] = {}
-    for row, value in configurations.settings(GRID)["published"].items():
-        if isinstance(value, dict):
-            figures |= {f"{row}-{depth}": top1 for depth, top1 in value.items()}
-        else:
-            figures[row] = value
-    return figures

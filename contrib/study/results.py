@@ -9,7 +9,7 @@ from pathlib import Path
 from cait.errors import UserError
 from cait.extras import curves
 from cait.run import rundir
-from contrib.study.grid import StudyRun, published
+from contrib.study.grid import StudyRun
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Result:
     @property
     def published(self) -> float | None:
         """The paper's top-1 on ImageNet in percent."""
-        return published().get(self.paper or "")
+        from cait.extras.paper.rows import rows  # here, because the extra may be gone, and with it the networks
+
+        row = rows().get(self.paper or "")
+        return row and row.top1
 
 
 def result_of(run: StudyRun, folder: Path) -> Result:
