@@ -38,8 +38,7 @@ class Result:
         """The paper's top-1 on ImageNet in percent."""
         from cait.extras.paper.rows import rows  # here, because the extra may be gone, and with it the networks
 
-        row = rows().get(self.paper or "")
-        return row and row.top1
+        return rows()[self.paper].top1 if self.paper in rows() else None
 
 
 def result_of(run: StudyRun, folder: Path) -> Result:
