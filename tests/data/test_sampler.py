@@ -10,7 +10,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
 from cait import seeds
-from cait.data.loader import ShardSampler, TrainBatchSampler
+from cait.data.loader import Loader, ShardSampler, TrainBatchSampler
 
 
 @pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (255, 1), (100, 3)])
@@ -51,10 +51,14 @@ def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
     assert all(len(list(shard)) == len(shard) for shard in shards)
 
 
-def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20) -> list[torch.Tensor]:
+def train_loader(root: Path, workers: int = 0) -> Loader:
     data = images_in(root, img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0)
     data.setup("fit")
-    loader = data.train_dataloader()
+    return data.train_dataloader()
+
+
+def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20) -> list[torch.Tensor]:
+    loader = train_loader(root, workers)
     loader.position = lambda: (epoch, first)
     return [images for images, _ in islice(loader, count)]
 
@@ -68,6 +72,13 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
     assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1, count=1)[0])
     # The repeats of one image lie in a row and are augmented anew.
     assert not torch.equal(whole[0][0], whole[0][1])
+
+
+def test_without_a_trainer_the_passes_are_the_epochs_of_a_run(digits_root: Path) -> None:
+    loader = train_loader(digits_root)
+    for epoch in range(2):
+        images, _ = next(iter(loader))
+        assert torch.equal(images, batches(digits_root, 0, epoch=epoch, count=1)[0])
 
 
 @pytest.mark.slow

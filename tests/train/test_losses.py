@@ -193,6 +193,7 @@ def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path: Path) 
 
 def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.ckpt").write_bytes(b"PK\x03\x04")
+    torch.save({"state_dict": {}, "global_step": 1}, tmp_path / "other.ckpt")
     first = trainer(max_epochs=1)
     first.fit(module(), loader())
     first.save_checkpoint(tmp_path / "seven.ckpt")
@@ -200,6 +201,7 @@ def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
         (dict(teacher="resnet_of_nobody"), "resnet_of_nobody cannot be loaded"),
         (dict(teacher_path=str(tmp_path / "none.pth")), "none.pth: FileNotFoundError"),
         (dict(teacher=str(tmp_path / "torn.ckpt")), "not a whole checkpoint"),
+        (dict(teacher=str(tmp_path / "other.ckpt")), r"other.ckpt: hyper_parameters.\w+ cannot be used: it is missing"),
         (dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9), "knows 7 classes, the data has 9"),
     ]:
         with pytest.raises(UserError, match=words) as caught:

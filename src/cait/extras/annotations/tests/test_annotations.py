@@ -260,6 +260,13 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
     assert {*listed.split(";")} - {""} == {source.class_names[index] for index in np.flatnonzero(hits[0])}
 
 
+def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *SHORT, "--data.root=data/digits", "--data.folds=3", "--run_name=fold"])
+    with pytest.raises(SystemExit):
+        main(["resume", "fold", "--trainer.max_epochs=2", "--data.fold=1"])
+    assert "leave out --data.fold, which was 0, or start a new run" in capsys.readouterr().err
+
+
 def test_a_folder_of_three_splits_is_scored_as_three(here: Path, digits_root: Path) -> None:
     three = Path("three")
     for split, source in (("train", "train"), ("val", "val"), ("test", "val")):
