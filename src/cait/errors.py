@@ -193,3 +193,9 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int
     """The end of a message about an unknown word: "; did you mean x?", or `otherwise` if no word is near."""
     near = difflib.get_close_matches(word, list(known), n=most)
     return f"; did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def abbreviate(names: list[str], most: int = 3) -> str:
+    """The first of the names and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

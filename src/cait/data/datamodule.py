@@ -15,13 +15,13 @@ from torch.utils.data import default_collate
 
 from cait import cores, disk, loops, plugins, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
-from cait.data.folder import FolderSource, Splits, abbreviate, not_listed, tell_of_alike
+from cait.data.folder import FolderSource, Splits, not_listed, tell_of_alike
 from cait.data.listing import below
 from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
-from cait.errors import UserError
+from cait.errors import UserError, abbreviate
 from cait.settings import Settings, flat, values
 
 

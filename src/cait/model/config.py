@@ -13,10 +13,6 @@ from cait import plugins
 from cait.errors import UserError, did_you_mean
 
 DropPathMode = Literal["mask", "skip"]
-ABLATIONS = "residual layer_scale_dist layer_scale_token_only talking_heads attention cls_in_keys class_token_at"
-OF_EXTRAS = dict.fromkeys(f"{ABLATIONS} global_pool norm act".split(), "the extra `paper`")
-OF_EXTRAS["stem"] = "the extra `recipe`"
-"""What has the fields that runs of 0.1.0 may name and CaiT has no more, for a message where that is not there."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,6 @@ def config_class(fields: Collection[str]) -> type[CaiTConfig]:
     groups = plugins.groups("fields")
     known = own.union(*map(_names, groups))
     for field in fields:
-        if field in OF_EXTRAS.keys() - known:
-            raise UserError(f"the model field {field!r} is of {OF_EXTRAS[field]}, which is not here")
         if field not in known:
             hint = did_you_mean(field, known, f"; choose from {', '.join(sorted(known))}")
             raise UserError(f"unknown model field {field!r}{hint}")

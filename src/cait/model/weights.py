@@ -1,7 +1,7 @@
 """Weights in: from the release, timm, safetensors or a run; for other classes, at another resolution."""
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cait import ckpt, disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError, abbreviate, one_line
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 from cait.settings import as_text
@@ -44,7 +44,8 @@ def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, 
         whole = [part for part in content.values() if _are_weights(part)]
         state = named[0] if named else whole[0] if len(whole) == 1 and not ema else state
     if not _are_weights(state):
-        has = f"; it has {some_of(content)}" if isinstance(content, dict) and content else ""
+        names = [f"{name!s:.60}" for name in content] if isinstance(content, dict) else []
+        has = f"; it has {abbreviate(names)}" if names else ""
         raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights{has}")
     return dict(state), classes or []  # type: ignore[arg-type]
 
@@ -54,13 +55,7 @@ def _are_weights(value: Any) -> bool:
     return bool(pairs) and all(isinstance(key, str) and isinstance(part, Tensor) for key, part in pairs)
 
 
-def some_of(names: Iterable[Any]) -> str:
-    """The first of many names, for a message."""
-    first, *others = [f"{name!s:.60}" for name in names]
-    return ", ".join([first, *others[:2]]) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
-
-
-def behind_prefix(state: StateDict, names: Collection[str]) -> StateDict:
+def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) -> StateDict:
     """The weights of a network that has these `names`, if all of them, or all in the file, are behind one prefix.
 
     It may be any, as "model._orig_mod.". Otherwise `state` as it is. Raises UserError if the names are behind several.
@@ -75,7 +70,7 @@ def behind_prefix(state: StateDict, names: Collection[str]) -> StateDict:
     if not found:
         return state
     if len(found) > 1:
-        raise UserError(f"it holds the network's weights behind each of {', '.join(found)}: save those of one alone")
+        raise UserError(f"{path} holds the weights behind each of {', '.join(found)}: save those of one alone")
     return {key.removeprefix(found[0]): value for key, value in state.items() if key.startswith(found[0])}
 
 
@@ -116,11 +111,9 @@ def load_weights(
     """
     state, saved_classes = read_weights(path, ema)
     own = model.state_dict()
-    try:
-        state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys())
-    except UserError as error:
-        raise UserError(f"{path} cannot be used: {error}") from error
-    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {some_of(state)},"
+    state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys(), path)
+    names = abbreviate([f"{name:.60}" for name in state])
+    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {names},"
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             rows = state.pop(key, None)

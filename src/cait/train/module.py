@@ -365,15 +365,12 @@ class CaiTModule(LightningModule):
                     state[key] = own[key]
                 else:
                     del state[key]
+        before = checkpoint.get("hyper_parameters", {})
         if differs := difference(own, state):
-            was, now = (of.get("img_size") for of in (checkpoint.get("hyper_parameters", {}), self.hparams))
-            if was and was != now:
-                differs = (
-                    f"img_size was {was}, is {now}; at another size give its weights to --model.weights; {differs}"
-                )
+            if (was := before.get("img_size")) not in (None, now := self.hparams["img_size"]):
+                differs = f"img_size was {was}, is {now}; at a new size give its weights to --model.weights; {differs}"
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":
             return
         if states := checkpoint.get("optimizer_states"):
-            before = checkpoint.get("hyper_parameters", {})
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import ckpt, disk, references, signature
-from cait.data.folder import abbreviate
 from cait.data.listing import CONFIG
-from cait.errors import UserError, one_line
+from cait.errors import UserError, abbreviate, one_line
 from cait.model import network
 from cait.model.network import NetworkSettings
 from cait.model.weights import HEAD_ANEW, load_weights

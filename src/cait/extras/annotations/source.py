@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cait import disk
-from cait.data.folder import TRAIN_NAMES, FolderSource, abbreviate, composed, hold_listed, hold_out, spelled
+from cait.data.folder import TRAIN_NAMES, FolderSource, composed, hold_listed, hold_out, spelled
 from cait.data.listing import Files, below
-from cait.errors import UserError, tell_once
+from cait.errors import UserError, abbreviate, tell_once
 from cait.extras.annotations import MULTI_LABEL
 
 SPLITS = {

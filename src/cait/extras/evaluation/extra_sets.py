@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cait.data.dataset import Samples
-from cait.data.folder import FolderSource, abbreviate, class_folders, list_classes
+from cait.data.folder import FolderSource, class_folders, list_classes
 from cait.data.listing import Files
-from cait.errors import UserError
+from cait.errors import UserError, abbreviate
 
 TEST = "test"
 """The folder of the test split, and its name among the further sets."""

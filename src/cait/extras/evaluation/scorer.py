@@ -15,8 +15,7 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from cait.cli.evaluate import Row, Scorer, Scores, Scoring
-from cait.data.folder import abbreviate
-from cait.errors import UserError, say
+from cait.errors import UserError, abbreviate, say
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
 from cait.train.callbacks import EMA
