@@ -62,11 +62,19 @@ ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
 LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt: {SAME}"
 
 
+def failing() -> None:
+    raise UserError("no image")
+
+
 @pytest.mark.parametrize(
     ("main", "expected"),
     [
         (lambda processes, rank: processes.agree(str(rank)), [["0", "1", "2"]] * 3),
         (lambda processes, rank: processes.of_first(lambda: f"of {rank}"), ["of 0"] * 3),
+        (lambda processes, rank: processes.of_machine("here", lambda: rank), [0] * 3),
+        (lambda processes, rank: processes.of_machine("apart"[rank > 0 :], lambda: {rank}), [{0}, {1}, {1}]),
+        (lambda processes, rank: processes.of_machine("here", failing), ["no image"] * 3),
+        (lambda processes, rank: processes.of_machine(str(rank), failing if rank == 2 else str), ["no image"] * 3),
         (lambda processes, rank: processes.compare({"--model.lr": "0.1"}), [None] * 3),
         (lambda processes, rank: processes.compare({"--model.lr": "0.1" if rank else "0.2"}), [ODD] * 3),
         (lambda processes, rank: processes.compare({} if rank == 1 else {"checkpoint": "last.ckpt"}), [LACKS] * 3),
@@ -220,11 +228,30 @@ def error_of(job: subprocess.Popen[str]) -> str:
     return max(lines, key=len)
 
 
+WATCHED = """
+import os, sys, threading
+from lightning.pytorch import Callback
+
+class Nothing(Callback):
+    pass
+
+def look(event, arguments):
+    in_thread = threading.current_thread() is not threading.main_thread()
+    if event == "os.scandir" and in_thread and str(arguments[0]).endswith("digits/train/3"):
+        open(f"listed by {os.environ['RANK']}", "a").close()
+
+sys.addaudithook(look)
+"""
+"""Notes which process lists the images of a class, in a thread; Python reads it before there is a source of images."""
+
+
 @pytest.mark.slow
 def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait: Cait, tmp_path: Path) -> None:
-    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one"]
+    (tmp_path / "watched.py").write_text(WATCHED)
+    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one", "--trainer.callbacks+=watched.Nothing"]
     done = cait("fit", *recipe, command=torchrun("--standalone"))
     assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("listed by *")} == {"listed by 0"}
     assert done.stdout.count("epoch 1/1") == 1
     assert "64 = 2 processes × 32 images" in done.stdout
     resumed = cait("resume", "one", "--trainer.max_epochs=2")  # without torchrun: Lightning starts both

@@ -23,6 +23,7 @@ import cait
 from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS, Line
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import list_once
 from cait.errors import UserError, printable
 from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
@@ -272,6 +273,7 @@ class CaiTCLI(LightningCLI):
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
         if self.processes.started() > 1:
+            list_once(self.datamodule.source, self.processes.of_machine)
             self.processes.compare(self._facts())
         try:
             with output_may_go():

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cait import disk
 from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images, same_bytes
-from cait.errors import UserError, printable, tell, tell_once, to_install
+from cait.errors import UserError, abbreviate, printable, tell, tell_once, to_install
 from cait.settings import check_range
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
@@ -84,7 +85,7 @@ class FolderSource:
             what = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
-        if train is None and val is not None and not _is_class(val):
+        if train is None and val is not None and class_folders(val):
             remedy = f"training images belong in {root / splits.train_split}/<class>/"
             remedy += f"; if {val.name} is a class add --data.val_split none"
             raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
@@ -157,14 +158,10 @@ class FolderSource:
             return self.without_held_out(learned, held), held
         if val_list:
             raise UserError(f"{val_list} names images to hold out, and {self.root} has validation images in {val}")
-        of_train, of_val = class_folders(train), class_folders(val)
-        if [*of_val] != names:
-            odd = sorted(of_val.keys() ^ names)
+        if (of_val := [*class_folders(val)]) != names:
+            odd = sorted({*of_val} ^ {*names})
             remedy = "" if of_val else f"; give --data.root {train} to hold out a part of that"
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
-        real = {os.path.realpath(train / name) for name in of_train.values()}
-        if not real.isdisjoint(os.path.realpath(val / name) for name in of_val.values()):
-            tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
 
     def without_held_out(self, train: Files, held: Files) -> Files:
@@ -208,6 +205,12 @@ class FolderSource:
         return files
 
 
+def list_once(source: Any, of_machine: Callable[[str, Callable[[], Any]], Any]) -> None:
+    """List the images of class folders in one process of each machine, by `cait.run.program.Processes.of_machine`."""
+    if type(source) is FolderSource:
+        source.sets, source.left_out = of_machine(str(source.root), lambda: (source.sets, source.left_out))
+
+
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     if (root / split).is_dir():
         return root / split
@@ -215,13 +218,6 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
         return None
     folders = {name.lower(): name for name in class_folders(root)}
     return next((root / folders[name] for name in usual if name in folders), None)
-
-
-def _is_class(folder: Path) -> bool:
-    """Whether a folder called as that of validation is a class: it holds none, or as all beside it others."""
-    inside, beside = class_folders(folder), class_folders(folder.parent)
-    others = [class_folders(folder.parent / name) for name in beside.values() if name != folder.name]
-    return not inside or (len(beside) > 1 and all(others) and inside.keys().isdisjoint({*beside}.union(*others)))
 
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
@@ -298,9 +294,10 @@ def spelled(folder: Path, name: str) -> str:
 
 def list_classes(folder: Path, names: Sequence[str]) -> Files:
     """List the images of the classes `names`. Raises UserError if one of them has none."""
-    places = class_folders(folder)
+    folders, others = entries(folder)
+    places = {composed(name): name for name in folders}
     files = list_images(folder, [places.get(name, name) for name in names])
-    for name in entries(folder)[1]:
+    for name in others:
         if is_image(name):
             files.left_out[BESIDE].append(name)
         elif not os.path.exists(folder / name):
@@ -336,9 +333,3 @@ def tell_of_alike(root: str | Path, names: Sequence[str]) -> None:
         alike[name.strip().casefold()].append(name)
     if found := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
         tell_once(f"{root}: {abbreviate(found)} differ in letter case or blanks alone, and are classes apart")
-
-
-def abbreviate(names: list[str], most: int = 3) -> str:
-    """The first of the names and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,8 +171,9 @@ def _of_runs(folder: str) -> bool:
 
 
 def _is_run(folder: str) -> bool:
-    has_lock, *has_both = (os.path.exists(os.path.join(folder, name)) for name in (LOCK, CONFIG, CHECKPOINTS))
-    return has_lock or all(has_both)
+    return any(
+        all(os.path.exists(os.path.join(folder, name)) for name in names) for names in ((LOCK,), (CONFIG, CHECKPOINTS))
+    )
 
 
 def same_bytes(
@@ -187,7 +189,8 @@ def same_bytes(
         shown: gives back the places that it gets, and shows how far they are under the title that it gets.
     """
     groups = [[*range(count)]]
-    for title, look in (("sizes", _size), ("parts", _digest_of_middle), ("contents", _digest)):
+    middle = partial(_digest, part=PART)  # files that are not compressed often begin alike
+    for title, look in (("sizes", _size), ("parts", middle), ("contents", _digest)):
         group_of = {place: number for number, group in enumerate(groups) for place in group}
         alike = defaultdict[tuple[int, int], list[int]](list)
         for place in shown([*group_of], title):
@@ -201,10 +204,6 @@ def _size(path: str) -> int:
     with suppress(OSError):
         return os.path.getsize(path)
     return -1
-
-
-def _digest_of_middle(path: str) -> int:
-    return _digest(path, PART)  # files that are not compressed often begin alike
 
 
 def _digest(path: str, part: int | None = None) -> int:

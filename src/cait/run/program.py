@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
+from cait import disk
 from cait.errors import OTHER_ENDED, UserError, one_line, to_type
 from cait.run import rundir
 
@@ -100,6 +103,30 @@ class Processes:
         """What `make` gives in the first process."""
         cluster = self.cluster()
         return self.agree(make() if cluster is None or cluster.global_rank() == 0 else "")[0]
+
+    def of_machine(self, place: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives in the first process with this `place` on each machine; the others read it from a file.
+
+        Raises UserError in all processes if `make` does in one.
+        """
+        scratch = os.stat(gettempdir())  # a container may have one of its own
+        own = json.dumps([socket.gethostname(), scratch.st_dev, scratch.st_ino, os.getcwd(), place])
+        cluster, first = self.cluster(), self.agree(own).index(own)
+        is_first = cluster is None or cluster.global_rank() == first
+        with TemporaryDirectory() as folder:
+            path, problem = Path(folder, "made"), ""
+            if is_first:
+                try:
+                    path.write_bytes(pickle.dumps(make()))
+                except UserError as error:
+                    problem = str(error)
+            told = [json.loads(word) for word in self.agree(json.dumps([str(path), problem]))]
+            if problem := next((each for _, each in told if each), ""):
+                raise UserError(problem)
+            with disk.open_file(told[first][0]) as file:  # in a folder to which this account alone writes
+                made = pickle.loads(file.read())
+            self.agree()  # the file stays until all have read it
+        return made
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """Compare what all processes must have alike.
