@@ -3,9 +3,11 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import timm.optim.muon
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from modules import FIELDS, module, trainer
@@ -20,6 +22,9 @@ from contrib.fsdp.strategy import FullyShardedStrategy
 
 RANK = int(os.environ["LOCAL_RANK"])
 BATCHES = 25
+MUON = timm.optim.muon
+MUON.zeropower_via_newtonschulz = partial(MUON.zeropower_via_newtonschulz, dtype=torch.float32)
+"""In bfloat16, timm's choice, rounding would hide a difference."""
 
 
 class Losses(Callback):

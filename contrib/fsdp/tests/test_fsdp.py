@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import LIMIT, REPO, SMALL, Cait, ended, environment, free_port, rows, start
-from runs import torchrun, wait_for_steps
+from harness import LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
+from runs import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
 from cait import ckpt
@@ -172,7 +172,7 @@ CHECKPOINTED = dict(grad_checkpointing=True)
         (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
         (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
         (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
-        (dict(optimizer="muon"), {}, 0.05),
+        (dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)), {}, 1e-3),  # rows that no two share evenly
     ],
     ids=["checkpointing and accumulation", "compiled and clipped by value", "lamb and batch norms", "bf16", "muon"],
 )
@@ -187,15 +187,6 @@ def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolera
     ours = checkpoint(tmp_path, "fsdp")
     assert all(weight.dtype == torch.float32 for weight in ckpt.weights(ours).values() if weight.is_floating_point())
     assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
-def test_muon_on_shares_is_muon_on_whole_tensors(processes: int) -> None:
-    command = torchrun("--standalone", f"--nproc_per_node={processes}", str(Path(__file__).with_name("muon_share.py")))
-    ran = subprocess.run(command, cwd=REPO, env=environment(), capture_output=True, text=True, timeout=LIMIT)
-    assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 1e-4
 
 
 @pytest.fixture(scope="module")
