@@ -58,9 +58,7 @@ class CaiTConfig:
         if not 0.0 <= self.drop_path_rate < 1.0:
             raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
         if self.embed_dim * self.mlp_ratio < 1:
-            raise UserError(
-                f"mlp_ratio {self.mlp_ratio:g} leaves the {self.embed_dim} channels no hidden ones: raise it"
-            )
+            raise UserError(f"mlp_ratio {self.mlp_ratio:g} leaves no hidden channels: raise it")
 
     def _check(self, name: str, value: Any, hint: Any) -> None:
         """Raise UserError if a field has a value of another type than `hint`, or a size is too small."""

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +125,14 @@ def load_weights(
 
 
 def _named(path: Path) -> str:
-    """The end of a message: the network that timm's config.json beside a file of weights names, or the file itself."""
-    import timm
-
-    content = _read(path)
-    with suppress(UserError, OSError):
-        content = {"arch": disk.read_json(path.with_name("config.json"), {"architecture": str})["architecture"]}
-    if not isinstance(content, dict):
+    """The end of a message: the network that a file of weights names, if it does."""
+    if not isinstance(content := _read(path), dict):
         return ""
     own = content.get("hyper_parameters")
     if isinstance(own, dict) and isinstance(own.get("name"), str):
         fields = f" with --model.fields '{as_text(own['fields'])}'" if own.get("fields") else ""
         return f"; it is of {own['name']}{fields}"
-    if isinstance(content.get("arch"), str):
-        return f"; it is of {TIMM}{content['arch']}"
-    return f"; is it of {TIMM}{path.stem}?" if timm.is_model(path.stem) else ""
+    return f"; it is of {TIMM}{content['arch']}" if isinstance(content.get("arch"), str) else ""
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:

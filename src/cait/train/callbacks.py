@@ -136,10 +136,8 @@ class EMA(Callback):
         name, scored = pl_module.task.metric, trainer.callback_metrics
         raw, average = (float(scored.get(f"{part}/{name}", math.nan)) for part in (ckpt.VAL, ckpt.VAL_EMA))
         if self.decay is not None and not self.initial and average < NEAR * raw:
-            steps = f"decay {self.decay:g} averages {1 / (1 - self.decay):,.0f} steps, the run had {self._last_step:,}"
-            remedy = f"take a smaller --ema.decay, or the raw weights by --best_metric val/{name}"
-            figures = f"{average:.4g}, the raw weights {raw:.4g} of {name}"
-            rank_zero_info(f"warning: the moving average is far behind: it has {figures}; {steps}: {remedy}")
+            figures = f"{name} is {average:.4g}, of the raw weights {raw:.4g}"
+            rank_zero_info(f"warning: the moving average is far behind: {figures}; take a smaller --ema.decay")
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}

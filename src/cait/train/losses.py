@@ -58,10 +58,7 @@ class LossSettings:
             return BinaryCrossEntropy(self.label_smoothing)
         if not references.is_path(self.loss):
             raise UserError(f"unknown loss {self.loss!r}; choose cross_entropy, bce or package.module:factory")
-        loss = references.made(self.loss)
-        if not callable(loss):
-            raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
-        return loss
+        return references.made(self.loss)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:

@@ -88,8 +88,6 @@ def load_teacher(
 
 def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a run with the weights that chose it, in the order of `classes`, and its hyper-parameters."""
-    if not Path(path).exists():
-        raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path)
     hparams = checkpoint.get("hyper_parameters", {})
     disk.check_shape(
