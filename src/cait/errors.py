@@ -36,6 +36,12 @@ class OutageError(UserError):
     status = 75  # EX_TEMPFAIL of sysexits.h
 
 
+class OtherEndedError(UserError):
+    """Another process of the run has ended, and says why: that one exits with 2, so a launcher can tell the cause."""
+
+    status = 1
+
+
 OF_WORKER = re.compile(r"(?s)Caught .*Traceback \(most recent call last\):\n(?-s:(?: .*\n)*)(.*)")
 """The message of an error that a process of a DataLoader has raised: its traceback, then its kind and what it says."""
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"), "<")
@@ -48,15 +54,14 @@ TRACEBACK = "CAIT_TRACEBACK"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
-OTHER_ENDED = "another process of the run"
-"""What a line says if that process is the cause; under torchrun and SLURM only that one exits with 2."""
+CLOSED = "Connection (closed|reset) by peer"
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
     "shared memory|Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
     "killed by signal: Killed|exited unexpectedly": "a loader process has ended, as when memory runs out; lower "
     "--data.num_workers, or take a machine with more memory",
-    "Connection (closed|reset) by peer": f"{OTHER_ENDED} has ended, and says why",
+    CLOSED: "another process of the run has ended, and says why",
     "out of memory|can't allocate memory": "lower --data.batch_size or --data.img_size, or add "
     "--model.grad_checkpointing true",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
@@ -73,7 +78,8 @@ def of_system(error: Exception) -> UserError | None:
     text, cause = one_line(error), error.__context__  # torch wraps what a disk says
     for limit, remedy in LIMITS.items():
         if found := re.search(limit, text):
-            return UserError(f"{found[0][0].lower()}{found[0][1:]}: {remedy}")
+            kind = OtherEndedError if limit == CLOSED else UserError
+            return kind(f"{found[0][0].lower()}{found[0][1:]}: {remedy}")
     if isinstance(error, MemoryError):
         return UserError(f"out of memory{f': {text}' if text else ''}")
     if isinstance(error, OSError) and error.filename is not None:
@@ -175,18 +181,19 @@ def _calls(error: BaseException) -> list[tuple[str, int]]:
     return calls
 
 
-def in_a_line(error: Exception) -> str:
-    """What to print of an error in place of its traceback; empty if it is neither the user's nor the system's.
+def in_a_line(error: Exception) -> UserError | None:
+    """What to print of an error in place of its traceback; None if it is neither the user's nor the system's.
 
     Notes that were added to it, or to its cause, come last.
     """
     known = error if isinstance(error, UserError) else of_system(error)
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
     if not (own := of_own_line(error)):
-        return "; ".join([str(known), *notes]) if known else ""
+        return type(known)("; ".join([str(known), *notes])) if known else None
     kind, line = said(own[0]).partition(":")[0], str(known or said(own[0]))
     missing = ", ".join(word for word in (kind, own[1]) if word not in line)
-    return "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
+    told = "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
+    return type(known or UserError())(told)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import OTHER_ENDED, TRACEBACK, UserError, did_you_mean, in_a_line, printable, tell
+from cait.errors import TRACEBACK, OtherEndedError, UserError, did_you_mean, in_a_line, printable, tell
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -84,13 +84,14 @@ def main(
         _end(error)
         raise
     except Exception as error:
-        if not (line := in_a_line(error)):
+        if not (told := in_a_line(error)):
             raise
         if os.environ.get(TRACEBACK):
             traceback.print_exception(error)
-        print(f"cait: error: {printable(line)}", file=sys.stderr, flush=True)
-        status = error.status if isinstance(error, UserError) else UserError.status
-        raise SystemExit(1 if OTHER_ENDED in line and program.processes.started() > 1 else status) from None
+        print(f"cait: error: {printable(str(told))}", file=sys.stderr, flush=True)
+        # Where Lightning has started the processes, this one exits for all.
+        is_for_all = isinstance(told, OtherEndedError) and program.processes.started() == 1
+        raise SystemExit(UserError.status if is_for_all else told.status) from None
 
 
 def _print_any_name() -> None:

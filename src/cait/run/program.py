@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from cait import disk
-from cait.errors import OTHER_ENDED, UserError, one_line, to_type
+from cait.errors import OtherEndedError, UserError, one_line, to_type
 from cait.run import rundir
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Processes:
             return told
         except RuntimeError as error:  # torch's errors of the network
             address = f"{cluster.main_address}:{cluster.main_port}"
-            raise UserError(f"{OTHER_ENDED} cannot be reached at {address}: {str(error).splitlines()[0]}") from error
+            why = str(error).splitlines()[0]
+            raise OtherEndedError(f"another process of the run cannot be reached at {address}: {why}") from error
 
     def of_first(self, make: Callable[[], str]) -> str:
         """What `make` gives in the first process."""
