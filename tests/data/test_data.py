@@ -261,11 +261,14 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
 
 def test_what_may_be_meant_otherwise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     laid_out(tmp_path / "parts", TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"))
+    laid_out(tmp_path / "class", "train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"})
     laid_out(tmp_path / "alike", "Dog/1.png Dog/2.png dog/1.png dog/2.png cat/1.png cat/2.png")
-    assert open_source(str(tmp_path / "parts")).train
+    for name in ("parts", "class"):
+        assert open_source(str(tmp_path / name)).train
     assert images_in(tmp_path / "alike").num_classes == 3
-    parts, alike = capsys.readouterr().err.splitlines()
+    parts, linked, alike = capsys.readouterr().err.splitlines()
     assert "seg_test, seg_train are taken for classes; see --data.train_split" in parts
+    assert "images that validate are trained on too" in linked
     assert "'Dog' and 'dog' differ in letter case" in alike
 
 
