@@ -158,12 +158,12 @@ class FolderSource:
             return self.without_held_out(learned, held), held
         if val_list:
             raise UserError(f"{val_list} names images to hold out, and {self.root} has validation images in {val}")
-        of_train, of_val = class_folders(train), class_folders(val)
+        of_val = class_folders(val)
         if [*of_val] != names:
             odd = sorted({*of_val} ^ {*names})
             remedy = "" if of_val else f"; give --data.root {train} to hold out a part of that"
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
-        if any(os.path.samefile(train / of_train[name], val / of_val[name]) for name in names):
+        if any((train / name).exists() and os.path.samefile(train / name, val / name) for name in of_val.values()):
             tell(f"{train} and {val} are linked: images that validate are trained on too")
         return self._listed(train, names), self._listed(val, names)
 
