@@ -238,7 +238,7 @@ class Nothing(Callback):
 def look(event, arguments):
     in_thread = threading.current_thread() is not threading.main_thread()
     if event == "os.scandir" and in_thread and str(arguments[0]).endswith("digits/train/3"):
-        open(f"listed by {os.environ['RANK']}", "a").close()
+        open(f"listed by {os.environ.get('RANK')}", "a").close()
 
 sys.addaudithook(look)
 """
