@@ -35,11 +35,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def with_gradients(optimizer: Optimizer) -> list[Any]:
-    """The parameters that have a gradient."""
-    return [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
-
-
 def lay_out_buckets(network: Any) -> None:
     """Give DDP's buckets of gradients, before the first step, the layout that they keep.
 
@@ -261,11 +256,12 @@ class CaiTModule(LightningModule):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
             norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
-            clip_grads_with_norm_(with_gradients(optimizer), gradient_clip_val, norm)
+            clip_grads_with_norm_([*self.trainer.precision_plugin.main_params(optimizer)], gradient_clip_val, norm)
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
-        norm = get_total_norm([precise(parameter.grad) for parameter in with_gradients(optimizer)])
+        weights = self.trainer.precision_plugin.main_params(optimizer)
+        norm = get_total_norm([precise(weight.grad) for weight in weights if weight.grad is not None])
         return whole_tensor(norm) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
