@@ -1,8 +1,9 @@
 """Log a run to W&B, MLflow or Comet beside metrics.csv."""
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from cait.errors import UserError
+from cait.errors import UserError, to_install
 from cait.plugins import Run, Setting
 
 SETTINGS = [
@@ -19,6 +20,20 @@ SETTINGS = [
         "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}.",
     ),
 ]
+
+
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml"}
+
+
+def add_settings(line: Any, program: Any) -> None:
+    """Add none; refuse a tracker whose package is missing before anything that takes long is imported."""
+    from cait.cli.options import Options
+
+    options = Options(line.verb)
+    options.add_argument("--logger", nargs="?")
+    name = options.parse_known_args(line.words)[0].logger
+    if line.verb == "fit" and name in PACKAGES and find_spec(PACKAGES[name]) is None:
+        raise UserError(f"--logger {name} needs its package: {to_install(PACKAGES[name].replace('_', '-'))}")
 
 
 def callbacks(run: Run) -> list[Any]:

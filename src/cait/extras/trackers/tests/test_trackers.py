@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import SMALL
+from harness import SMALL, python
 from mlflow.tracking import MlflowClient
 
 from cait.cli import main
@@ -56,6 +56,13 @@ def test_names_that_mlflow_refuses_are_renamed_for_it(tmp_path: Path, monkeypatc
     logged = logger.experiment.get_run(logger.run_id).data
     assert len(logged.metrics) == len(logged.params) == len(odd)
     assert {"recall_5", "f1 _macro_", "a/b"} <= logged.metrics.keys()
+
+
+def test_a_missing_package_is_told_before_pytorch_is_imported() -> None:
+    hide = "from importlib import util; f = util.find_spec; util.find_spec = lambda n: None if n=='comet_ml' else f(n)"
+    run = "from cait.cli import main; sys.modules['torch'] = None; main(['fit', '--logger=comet'])"
+    told = python(f"import sys; {hide}; {run}").stderr
+    assert told == "cait: error: --logger comet needs its package: .venv/bin/pip install comet-ml\n"
 
 
 def test_wandb_offline_keeps_its_id(tmp_path: Path) -> None:
