@@ -48,8 +48,8 @@ WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
-LONG = ("demo", "export", "replay")
-EACH = [*(name for name in VERBS if name not in LONG), *slow(*(name for name in VERBS if name in LONG))]
+OFTEN = ("eval", "predict")
+EACH = [*OFTEN, *slow(*(name for name in VERBS if name not in OFTEN))]
 NET, CALLBACK = "payload:net", "payload.Payload"
 CLASS_IN_YAML = f'{{"\\x63lass_path": {CALLBACK}}}'
 PAYLOAD = """
@@ -221,7 +221,7 @@ def test_a_strangers_settings_are_not_run(hidden: dict[str, Any], bad: Path) -> 
     assert not [word for word in ("payload", "elsewhere", "4242", "torch.hub") if word in taken]
 
 
-@pytest.mark.parametrize("verb", ["resume", "eval"])
+@pytest.mark.parametrize("verb", ["eval", *slow("resume")])
 def test_a_strangers_run_stays_in_its_folder(verb: str, bad: Path, capfd: Capture) -> None:
     before = (bad / "config.yaml").read_text()
     for kind, settings in HARMLESS.items():
@@ -287,7 +287,7 @@ def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -
     assert f"names {NET}work, which may do anything: {trust.REMEDY}" in told(VERBS["predict"], capfd)[0]
 
 
-@pytest.mark.parametrize("verb", ["resume", "eval"])
+@pytest.mark.parametrize("verb", ["eval", *slow("resume")])
 def test_the_text_that_was_checked_is_the_one_that_is_used(
     verb: str, bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +361,7 @@ def hostile(draw: random.Random) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_data_whatever_it_holds(bad: Path) -> None:
     """It is loaded, or refused in a line; what it names is never imported, and what is no tree is walked by nobody."""
     draw, path, bare = random.Random(0), bad / "checkpoints/best.ckpt", bad.parent / "bare.ckpt"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL
+from harness import SMALL, slow
 
 from cait.cli import main
 from cait.data.folder import scan_flat
@@ -99,7 +99,7 @@ def test_a_class_keeps_an_image_to_learn_from_and_may_hold_folders(tmp_path: Pat
     assert [source.train.labels.count(label) for label in (0, 1)] == [1, 1]
 
 
-@pytest.mark.parametrize("logs", ["logs", "results"])
+@pytest.mark.parametrize("logs", ["logs", *slow("results")])
 def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) -> None:
     """From inside the folder of the images: two runs. The second holds out what the first did."""
     for label in "012":

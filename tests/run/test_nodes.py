@@ -174,6 +174,7 @@ def on_three(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Pat
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", three.RUNS)
 def test_a_resumed_run_of_three_processes_ends_with_the_bits_of_one_left_alone(run: str, on_three: Path) -> None:
     whole, resumed = (torch.load(on_three / run / name / "last.ckpt") for name in ("whole", "stopped"))

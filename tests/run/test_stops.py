@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import slow
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from modules import FIELDS, trainer
@@ -131,9 +132,11 @@ WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 
 
 ACCUMULATED = ("max_steps amid an epoch", "early stopping", "own callback after a batch", "the module's own hook")
+EACH = [*((way, 1) for way in WAYS), *((way, 3) for way in ACCUMULATED)]
+OFTEN = ("max_steps amid the second", 1), ("early stopping", 3), ("own callback after a batch", 1)
 
 
-@pytest.mark.parametrize(("way", "accumulated"), [*((way, 1) for way in WAYS), *((way, 3) for way in ACCUMULATED)])
+@pytest.mark.parametrize(("way", "accumulated"), [*OFTEN, *slow(*(each for each in EACH if each not in OFTEN))])
 def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     way: str, accumulated: int, fit: Callable, whole: Callable
 ) -> None:
@@ -148,13 +151,12 @@ def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     assert_equal(fit(folder=stopped["folder"], **common), expected)
 
 
-@pytest.mark.parametrize("batches", [5, BATCHES])
+@pytest.mark.parametrize("batches", [5, *slow(BATCHES)])
 @pytest.mark.parametrize(
     "settings",
     [
         dict(kind=FollowsAMetric),
-        dict(kind=OneCycle),
-        dict(check_val_every_n_epoch=2),
+        *slow(dict(kind=OneCycle), dict(check_val_every_n_epoch=2)),
         dict(check_val_every_n_epoch=None, val_check_interval=5),
     ],
     ids=["a schedule that follows a metric", "OneCycleLR", "every second epoch", "across epochs"],
@@ -177,7 +179,7 @@ def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(f
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulated", "epoch", "begun"), [(32, 1, 12, 10), (96, 1, 12, 3), (32, 4, 12, 8)]
+    ("batch_size", "accumulated", "epoch", "begun"), [(32, 4, 12, 8), *slow((32, 1, 12, 10), (96, 1, 12, 3))]
 )
 def test_another_batch_goes_on_at_the_image_that_was_reached(
     batch_size: int, accumulated: int, epoch: int, begun: int, fit: Callable
@@ -190,7 +192,7 @@ def test_another_batch_goes_on_at_the_image_that_was_reached(
     assert ended["global_step"] == 5 + (each - begun // accumulated) + each
 
 
-@pytest.mark.parametrize("save", ["on_train_batch_end", "on_validation_end"])
+@pytest.mark.parametrize("save", ["on_train_batch_end", *slow("on_validation_end")])
 def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whole: Callable, tmp_path: Path) -> None:
     """Lightning's own ModelCheckpoint saves amid an accumulation and after a validation too."""
     common: dict = dict(accumulate_grad_batches=3, val_check_interval=4)
@@ -206,7 +208,7 @@ def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whol
         assert_equal(fit(folder=folder, **common), whole(**common))
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("accumulated", [2, *slow(1)])
 def test_a_signal_before_a_validation_saves_and_stops_after_it(
     accumulated: int, fit: Callable, whole: Callable, tmp_path: Path
 ) -> None:

@@ -51,9 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("decay", "precision", "metric", "verbs"),
     [
-        (".5 --ema.initial=true", "bf16-true", None, QUICK),
-        (".9999", "32", None, QUICK),
         (".9999", "bf16-mixed", "val/acc1", QUICK),
+        *slow((".5 --ema.initial=true", "bf16-true", None, QUICK), (".9999", "32", None, QUICK)),
         *slow(("null", "bf16-mixed", None, None), (".5", "bf16-mixed", None, None)),
     ],
 )

@@ -66,6 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     return place / "own"
 
 
+@pytest.mark.slow
 def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_path, monkeypatch, capsys) -> None:
     found = json.loads((run / baselines.FILE).read_text())
     assert [entry["name"] for entry in found["baselines"]] == NAMES

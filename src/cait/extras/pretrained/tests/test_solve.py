@@ -123,6 +123,7 @@ def real_weights(path: Path) -> None:
     torch.save(state, path)
 
 
+@pytest.mark.slow
 def test_real_weights_know_photographs_at_step_0(
     tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
