@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from check import REPO, working_tree
 from latex2mathml.converter import convert
+from pages import REPO, working_tree
 
 SITE = REPO / ".site"
 PAGES = SITE / "pages"

@@ -1,21 +1,15 @@
-"""The documentation: its links lead somewhere, its commands can be found, and its notebook is of one run."""
+"""The documentation: its links lead somewhere, its commands can be found."""
 
-import importlib.util
-import json
 import os
 import re
 from pathlib import Path
 
+import pages
 import pytest
 from harness import REPO
 
-spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
-PAGES = sorted({*REPO.glob("*.md"), *check.pages()})
+PAGES = sorted({*REPO.glob("*.md"), *pages.pages()})
 EXTRAS, CONTRIB = REPO / "src/cait/extras", REPO / "contrib"
-OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
-"""A path from the root, as no output may have it."""
 
 
 def anchors(text: str) -> set[str]:
@@ -45,28 +39,8 @@ def test_links_lead_somewhere(page) -> None:
 
 
 def test_pages_have_commands_and_every_skipped_one_a_reason() -> None:
-    found = list(check.blocks(check.pages()))
+    found = list(pages.blocks(pages.pages()))
     assert sum(len(block.commands) for block in found if block.language == "bash") > 50
     for block in found:
         assert block.words.keys() <= {"skip", "file"}, block.place
         assert block.words.get("skip") != "", block.place
-
-
-@pytest.mark.parametrize("path", check.NOTEBOOKS, ids=str)
-def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
-    text = (REPO / path).read_text()
-    assert len(text) < 300_000
-    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    is_page = path.with_suffix(".md") in check.PAGES_AS_NOTEBOOKS
-    assert is_page or all(cell["outputs"] for cell in cells[1:])  # the first one sets up
-    pictures = 0
-    for cell in cells:
-        for output in cell["outputs"]:
-            assert output["output_type"] in ("stream", "execute_result"), cell["id"]
-            assert output.get("name", "stdout") == "stdout", cell["id"]
-            pictures += "image/png" in output.get("data", {})
-            printed = "".join([*output.get("text", []), *output.get("data", {}).get("text/plain", [])])
-            assert not OF_A_MACHINE.search(printed), printed
-            assert not set("\r\x1b") & set(printed), "progress bars, or colors"
-    assert is_page or pictures

@@ -1,29 +1,25 @@
 """The package of docs/extending.md: installed, its verb, setting and callback are there."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pages
 import pytest
-from harness import LIMIT, REPO, SMALL, environment
+from harness import LIMIT, SMALL, environment
 
 pytestmark = pytest.mark.slow
 
 PROJECT = "images_seen_project"
-
-spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what `pip install --no-deps --target` would put there, built from the page."""
     folder, target = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("installed")
-    blocks = [block for block in check.blocks(check.pages()) if block.words.get("file", "").startswith(PROJECT)]
+    blocks = [block for block in pages.blocks(pages.pages()) if block.words.get("file", "").startswith(PROJECT)]
     assert len(blocks) == 4
     for block in blocks:
         (folder / block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +45,7 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
 
 def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     (commands,) = [
-        block.text for block in check.blocks(check.pages()) if block.language == "sh" and "extending" in block.place
+        block.text for block in pages.blocks(pages.pages()) if block.language == "sh" and "extending" in block.place
     ]
     assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
     assert "images that a run has seen" in cait(place, installed, "--help")

@@ -1,0 +1,32 @@
+"""The notebooks of docs/ have the outputs of one run."""
+
+import json
+import re
+from pathlib import Path
+
+import check
+import pytest
+from harness import REPO
+
+OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
+"""A path from the root, as no output may have it."""
+
+
+@pytest.mark.parametrize("path", check.NOTEBOOKS, ids=str)
+def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
+    text = (REPO / path).read_text()
+    assert len(text) < 300_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    is_page = path.with_suffix(".md") in check.PAGES_AS_NOTEBOOKS
+    assert is_page or all(cell["outputs"] for cell in cells[1:])  # the first one sets up
+    pictures = 0
+    for cell in cells:
+        for output in cell["outputs"]:
+            assert output["output_type"] in ("stream", "execute_result"), cell["id"]
+            assert output.get("name", "stdout") == "stdout", cell["id"]
+            pictures += "image/png" in output.get("data", {})
+            printed = "".join([*output.get("text", []), *output.get("data", {}).get("text/plain", [])])
+            assert not OF_A_MACHINE.search(printed), printed
+            assert not set("\r\x1b") & set(printed), "progress bars, or colors"
+    assert is_page or pictures
