@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cait.cli.loading import load
     from cait.data.datamodule import ImageNetDataModule
-    from cait.model.cait import create_model
+    from cait.model.network import create_model
     from cait.train.module import CaiTModule
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ CONFIGS = (_FOLDER if IS_INSTALLED else _FOLDER.parents[1]) / "configs"
 
 # Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
 _HOME = {
-    "create_model": "cait.model.cait",
+    "create_model": "cait.model.network",
     "CaiTModule": "cait.train.module",
     "ImageNetDataModule": "cait.data.datamodule",
     "load": "cait.cli.loading",

@@ -15,6 +15,7 @@ from torch._utils import ExceptionWrapper
 from cait.cli import main
 from cait.data.reading import UnreadableImageError
 from cait.errors import UserError
+from cait.model.config import VARIANTS
 from cait.plugins import Verb
 
 FILES = {
@@ -38,12 +39,10 @@ OPTIONS = {
     "--data.batch_size 0": "batch_size must be at least 1, got 0",
     "--data.batch_size 33": "batch_size must be even, got 33",
     "--data.mix_mode foo": "--data.mix_mode: Expected a typing.Literal['batch', 'pair', 'elem']. Got value: foo",
-    "--data.img_size 15": "img_size 15 is not a multiple of patch_size 4",
     "--data.root nowhere": "nowhere does not exist",
     "--data.seed 3": "data.seed cannot be set: give --seed_everything",
     "--model": "argument --model: expected one argument",
-    "--model.name xxs25": "unknown model 'xxs25'; did you mean xxs24?",
-    "--model.fields.dept 3": "did you mean depth?",
+    "--model.name resnet18": "unknown model 'resnet18'; choose one of ",
     "--model.fields.embed_dim 1000000000000": "embed_dim 1,000,000,000,000 is too large",
     "--ckpt_path no.ckpt": "no.ckpt does not exist",
     "--ckpt_path notes.txt": "not a whole checkpoint",
@@ -60,6 +59,11 @@ OPTIONS = {
     "--model.name own_parts:Failing --model.fields null": "cannot make own_parts:Failing: RuntimeError: no such luck (",
     "extra": "there is no setting extra",
 }
+if VARIANTS:  # CaiT may have been deleted
+    OPTIONS |= {
+        "--data.img_size 15": "img_size 15 is not a multiple of patch_size 4",
+        "--model.fields.dept 3": "did you mean depth?",
+    }
 CONFIGS = {
     "digit.yaml": "--config digit.yaml: there is no such file; did you mean digits.yaml?",
     "open.yaml": "line 3, column 6",

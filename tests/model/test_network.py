@@ -10,7 +10,6 @@ from modules import assert_resumes, loader, module, trainer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-import cait
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
@@ -54,7 +53,6 @@ HERE = f"{__name__}:Plain"
 @pytest.mark.parametrize(
     ("name", "fields", "kind", "head"),
     [
-        ("xxs24", dict(depth=1), "CaiT", "head"),
         ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
         ("timm/test_resnet", {}, "ResNet", "fc"),
         ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
@@ -64,7 +62,7 @@ HERE = f"{__name__}:Plain"
     ],
 )
 def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str, head: str) -> None:
-    built = network.build(name, 32, 7, 0.1, **fields)
+    built = network.create_model(name, 32, 7, 0.1, **fields)
     assert type(built).__name__ == kind
     assert built(IMAGES).shape == (3, 7)
     expected = [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
@@ -76,7 +74,7 @@ def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str
     [("timm/test_efficientnet", dict(in_chans=1), {True}), ("timm/test_vit", {}, {False}), (HERE, {}, {False})],
 )
 def test_timms_networks_of_convolutions_run_in_channels_last(name: str, fields: dict, expected: set[bool]) -> None:
-    built, formats = network.build(name, 32, 7, **fields).eval(), set()
+    built, formats = network.create_model(name, 32, 7, **fields).eval(), set()
 
     def look(_: nn.Module, __: object, output: Tensor) -> None:
         if output.shape[-1] > 1:  # one of a single pixel is in both formats
@@ -107,7 +105,6 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
 @pytest.mark.parametrize(
     ("arguments", "fields", "message"),
     [
-        (("xxs25", 32, 7), {}, "unknown model 'xxs25'; did you mean xxs24"),
         (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
         (("timm/test_vit", 32, 7), dict(dept=3), "cannot make timm:create_model: .*dept.*; --model.fields null"),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
@@ -119,7 +116,7 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
 )
 def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        network.build(*arguments, **fields)
+        network.create_model(*arguments, **fields)
     assert "\n" not in str(error.value)
 
 
@@ -140,31 +137,21 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
         trainer(max_epochs=1).fit(normed, loader())
     normed.model.eval()  # as one whose statistics are frozen
     trainer(max_epochs=1).fit(normed, loader())
-    assert not network.counts_twice(network.build("timm/test_convnext", 32, 7))
-    assert network.counts_twice(network.build("timm/test_efficientnet", 32, 7))
-
-
-def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
-    own = cait.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
-    maps = own.maps(IMAGES)
-    assert [len(kind) for kind in maps] == [2, 2]
-    assert own.training
-    for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
-        assert all(map_.shape == shape for map_ in kind)
-    assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
+    assert not network.counts_twice(network.create_model("timm/test_convnext", 32, 7))
+    assert network.counts_twice(network.create_model("timm/test_efficientnet", 32, 7))
 
 
 def test_weights_are_fitted_by_timm(tmp_path: Path) -> None:
-    theirs = network.build("timm/test_vit", 32, 7)
+    theirs = network.create_model("timm/test_vit", 32, 7)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    ours = network.build("timm/test_vit", 64, 5)
+    ours = network.create_model("timm/test_vit", 64, 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         notes = load_weights(ours, tmp_path / "w.pth")
     assert notes == ["pos_embed fitted by timm", "the head starts anew"]
     torch.testing.assert_close(ours.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)
     with pytest.raises(UserError, match="is of another network"):
-        load_weights(network.build("timm/test_vit2", 32, 7), tmp_path / "w.pth")
+        load_weights(network.create_model("timm/test_vit2", 32, 7), tmp_path / "w.pth")
 
 
 class Failing(nn.Module):

@@ -1,108 +1,28 @@
 """Weights in, in every form they come in, against timm's models and loaders."""
 
-import argparse
 import os
 import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
-import timm
 import torch
 from harness import DEVICES, SMALL
 from modules import loader, module, trainer
-from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
+from weight_files import forms, told
 
 import cait
 from cait import ckpt
 from cait.cli import main
 from cait.errors import UserError
-from cait.model.weights import cached_weights, load_weights, read_weights
-
-# The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:
-# those of 384 and 448 pixels are compared at 64, the whole depth and width and every weight, but fewer positions.
-IN_TIMM = {
-    "cait_xxs24_224": 224,
-    "cait_xxs24_384": 64,
-    "cait_xxs36_224": 224,
-    "cait_xxs36_384": 64,
-    "cait_xs24_384": 64,
-    "cait_s24_224": 224,
-    "cait_s24_384": 64,
-    "cait_s36_384": 64,
-    "cait_m36_384": 64,
-    "cait_m48_448": 64,
-}
-
-
-def pair(theirs: str, img_size: int) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """timm's model and ours, as shapes without memory: their initial weights take long and are not wanted."""
-    with torch.device("meta"):
-        return timm.create_model(theirs, img_size=img_size), cait.create_model(theirs.split("_")[1], img_size=img_size)
-
-
-@torch.no_grad()
-def fill(model: torch.nn.Module, seed: int) -> None:
-    """Weights of an ordinary size, with every block's share in the output well above rounding."""
-    torch.manual_seed(seed)
-    for key, parameter in model.named_parameters():
-        one_sided = "gamma" in key or ("norm" in key and "weight" in key)
-        parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.05, 0.05)))
-
-
-def test_every_key_and_shape_is_timms() -> None:
-    assert set(IN_TIMM) == set(timm.list_models("cait_*"))
-    for theirs in IN_TIMM:
-        source, model = pair(theirs, int(theirs[-3:]))
-        shapes, expected = ([(key, value.shape) for key, value in net.state_dict().items()] for net in (model, source))
-        assert shapes == expected  # in timm's order
-
-
-@pytest.mark.parametrize(
-    ("theirs", "img_size"),
-    [
-        pytest.param(
-            name,
-            size,
-            marks=[pytest.mark.slow] if name.startswith(("cait_m", "cait_s36", "cait_xxs36", "cait_s24_224")) else [],
-        )
-        for name, size in IN_TIMM.items()
-    ],
-)
-def test_same_weights_same_logits_in_float64_both_ways(theirs: str, img_size: int) -> None:
-    source, model = (net.double().eval() for net in pair(theirs, img_size))
-    images = torch.randn(1, 3, img_size, img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    outputs = []
-    source.to_empty(device="cpu")
-    for seed, (giver, taker) in enumerate([(source, model), (model, source)]):
-        fill(giver, seed)
-        taker.load_state_dict(giver.state_dict(), strict=True, assign=True)  # in one memory: M-48 takes 2.9 GB
-        with torch.no_grad():
-            outputs.append(giver(images))
-            assert (taker(images) - outputs[-1]).abs().max() <= 1e-9
-    assert (outputs[0] - outputs[1]).abs().max() > 1e-2  # other weights, other logits
-
-
-def forms(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Path]:
-    """The same weights in every file form."""
-    files = {name: path / name for name in ("bare.pth", "release.pth", "timm.pth.tar", "x.safetensors")}
-    torch.save(state, files["bare.pth"])
-    released = {"model": {f"module.{key}": value for key, value in state.items()}, "args": argparse.Namespace(lr=5e-4)}
-    torch.save(released, files["release.pth"])
-    torch.save({"state_dict": state, "epoch": 3, "state_dict_ema": state}, files["timm.pth.tar"])
-    save_file(state, files["x.safetensors"])
-    return files
+from cait.model.weights import load_weights, read_weights
 
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, torch.Tensor]:
-    model = timm.create_model("cait_xxs24_224")
-    fill(model, seed=0)
-    return model.state_dict()
+    return cait.create_model(**SMALLEST).state_dict()
 
 
 @pytest.fixture(scope="module")
@@ -221,17 +141,6 @@ class Bomb:
         return os.mkdir, (str(self.trace),)
 
 
-def told(path: Path, model: str = "xxs24", ema: bool = False) -> str:
-    with torch.device("meta"):
-        net = cait.create_model(model)
-    with pytest.raises(UserError) as caught:
-        load_weights(net, path, ema)
-    line = str(caught.value)
-    assert "\n" not in line
-    assert str(path) in line
-    return line
-
-
 def test_unusable_files_are_told(files, tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("no weights")
     for name, content in (("list", [1, 2]), ("numbers", {"model": {1: 2}}), ("tensor", {"model": torch.zeros(1)})):
@@ -244,23 +153,6 @@ def test_unusable_files_are_told(files, tmp_path: Path) -> None:
     assert "no moving average" in told(tmp_path / "alone.ckpt", ema=True)
 
 
-def test_another_networks_weights_are_told_by_the_first_that_differs(theirs, files, tmp_path: Path) -> None:
-    deeper = "blocks.24.gamma_1 is missing in it, (192,) in the model"
-    wider = "cls_token is (1, 1, 192) in it, (1, 1, 384) in the model"
-    for path in files.values():
-        assert deeper in told(path, "xxs36")
-        assert wider in told(path, "s24")
-    for name, change, words in [
-        ("short", {"blocks.3.mlp.fc1.bias": torch.zeros(767)}, "blocks.3.mlp.fc1.bias is (767,) in it, (768,) in"),
-        ("more", {"blocks.24.gamma_1": torch.zeros(192)}, "blocks.24.gamma_1 is (192,) in it, missing in the model"),
-        ("deit", {"pos_embed": torch.zeros(1, 197, 192)}, "not 197 to 196"),
-    ]:
-        save_file(theirs | change, tmp_path / f"{name}.safetensors")
-        line = told(tmp_path / f"{name}.safetensors")
-        assert "is of another network" in line
-        assert words in line
-
-
 def test_the_network_that_a_file_names_is_told(tmp_path: Path) -> None:
     named = {"hyper_parameters": {"name": "xs24", "fields": {"depth": 3}}}, {"arch": "resnet18"}
     for content, words in zip(named, ("of xs24 with --model.fields '{\"depth\": 3}'", "of timm/resnet18"), strict=True):
@@ -271,8 +163,7 @@ def test_the_network_that_a_file_names_is_told(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
-    small = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=16).state_dict()
-    for path in forms(tmp_path, small).values():
+    for path in forms(tmp_path, cait.create_model(**SMALLEST).state_dict()).values():
         whole = path.read_bytes()
         for length in (0, 100, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:length])
@@ -346,42 +237,6 @@ def test_the_head_is_kept_for_the_same_classes_alone(classes: list[str] | None, 
             if key.startswith("head"):
                 expected = expected[[CLASSES.index(name) for name in classes or CLASSES]] if is_kept else before[key]
             assert torch.equal(value, expected), key
-
-
-@pytest.fixture
-def hub(files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's cache with XXS-24 at 224 in it, as if it had been downloaded, and no network."""
-    folder = tmp_path / "hf" / "hub" / "models--timm--cait_xxs24_224.fb_dist_in1k"
-    revision = "0123456789abcdef0123456789abcdef01234567"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(revision)
-    (folder / "snapshots" / revision).mkdir(parents=True)
-    (folder / "snapshots" / revision / "model.safetensors").symlink_to(files["x.safetensors"])
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # What has been read of them in this process.
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-
-
-def test_published_weights_come_through_timm(hub, theirs) -> None:
-    same = cait.create_model("xxs24", pretrained=True).state_dict()
-    other = cait.create_model("xxs24", img_size=256, num_classes=7, pretrained=True).state_dict()
-    words = "timm's cait_xxs24_384.fb_dist_in1k could not be fetched from the Hugging Face hub"
-    with torch.device("meta"), pytest.raises(UserError, match=words):  # timm has its own at 384, but not in the cache
-        cait.create_model("xxs24", img_size=384, pretrained=True)
-    with torch.device("meta"), pytest.raises(UserError, match="nobody publishes weights of xs36"):
-        cait.create_model("xs36", pretrained=True)
-    assert cached_weights("gcvit_tiny.in1k") is None  # published, but not on the hub
-    assert same.keys() == other.keys() == theirs.keys()
-    assert all(torch.equal(same[key], value) for key, value in theirs.items())
-    expected = resample_abs_pos_embed(theirs["pos_embed"], [16, 16], num_prefix_tokens=0, antialias=False)
-    assert torch.equal(other.pop("pos_embed"), expected)
-    assert other.pop("head.weight").shape == (7, 192)
-    assert torch.equal(other.pop("head.bias"), torch.zeros(7))
-    assert all(torch.equal(value, theirs[key]) for key, value in other.items())
 
 
 def test_a_run_starts_from_another_runs_raw_or_averaged_weights(here: Path) -> None:

@@ -36,7 +36,7 @@ class Branches(torch.nn.Module):
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "CaiT": ({}, {}, {}),
+    "the default network": ({}, {}, {}),
     "recomputed blocks, accumulated gradients": (
         dict(fields=FIELDS, grad_checkpointing=True),
         dict(accumulate_grad_batches=2),

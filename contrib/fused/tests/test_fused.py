@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import attention_case, attention_results
+from cait_attention_cases import attention_case, attention_results
 from harness import LIMIT, REPO, environment, slow
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -315,7 +315,7 @@ def test_data_only_needs_neither_checkpoint_nor_network(
     main(["replay", "killed", "--step=65", "--images=2", "--data-only", "--output=without"])
     with_loss, without = ((place / name / "step-000065.csv").read_text() for name in ("with", "without"))
     assert re.sub(r",[^,]+$", ",", with_loss, flags=re.M) == re.sub(r",[^,]*$", ",", without, flags=re.M)
-    monkeypatch.setattr("cait.model.network.build", None)
+    monkeypatch.setattr("cait.model.network.create_model", None)
     config = [*SMALL, "--model.name=m48", "--trainer.accelerator=gpu", "--trainer.devices=2", "--data-only", "--step=7"]
     main(["replay", *config, "--images=2", "--data.mixup=0", "--data.cutmix=0", "--data.erase_prob=1"])
     assert capsys.readouterr().out.splitlines()[-2:] == ["replay/step-000007.png", "replay/step-000007.csv"]

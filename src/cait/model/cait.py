@@ -21,32 +21,13 @@ from cait.model.network import in_evaluation
 from cait.model.residual import DropPath, Sample, draw_samples, sampled, sampled_scale, scaled_linear
 
 
-def create_model(
-    name: str,
-    img_size: int = 224,
-    num_classes: int = 1000,
-    drop_path_rate: float | None = None,
-    *,
-    pretrained: bool = False,
-    **fields: Any,
-) -> CaiT:
-    """Build one of the paper's ten models, xxs24 to m48, with fresh weights.
+def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> CaiT:
+    """One of the paper's ten models, xxs24 to m48, with fresh weights; see `cait.model.network.create_model`.
 
-    Raises UserError for an unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
-
-    Args:
-        img_size: side of the square input in pixels, a multiple of the patch size.
-        drop_path_rate: stochastic depth; None takes the paper's rate for this model.
-        pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
-        fields: any other field of `cait.model.config.CaiTConfig`, or of an extra.
+    A rate of None is the paper's for this model. Raises UserError for an unknown field or sizes that do not fit.
     """
     config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
-    model = references.locate(config.network)(config)
-    if pretrained:
-        from cait.model.weights import load_pretrained
-
-        load_pretrained(model, name)
-    return model
+    return references.locate(config.network)(config)
 
 
 class PatchEmbed(nn.Module):

@@ -72,7 +72,7 @@ class NetworkSettings:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         assert self.img_size is not None
         assert self.num_classes is not None
-        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
+        built = create_model(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
         if self.compile and not hasattr(built, "compile_blocks"):
@@ -107,17 +107,36 @@ class InitialWeights:
         return [self.weights, *weights.load_weights(model, self.weights, self.weights_ema, own_classes)]
 
 
-def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
+def create_model(
+    name: str,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    drop_path_rate: float | None = None,
+    *,
+    pretrained: bool = False,
+    **fields: Any,
+) -> Any:
     """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
-    Raises UserError if no network has this name, or it does not take these arguments.
+    Raises UserError if no network has this name, or it does not take these arguments, or weights cannot be loaded.
+
+    Args:
+        pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
+        fields: of the paper's models those of `cait.model.config.CaiTConfig` and of extras, else the network's own.
     """
+    network = _build(name, img_size, num_classes, drop_path_rate, **fields)
+    if pretrained:
+        InitialWeights(pretrained=True).load(network, name)
+    return network
+
+
+def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> nn.Module:
     if name in VARIANTS:
-        create_model = references.locate("cait.model.cait:create_model")  # by name: a project may delete CaiT
-        return create_model(name, img_size, num_classes, drop_path_rate, **fields)
+        of_the_paper = references.locate("cait.model.cait:build")  # by name: a project may delete CaiT
+        return of_the_paper(name, img_size, num_classes, drop_path_rate, **fields)
     if not name.startswith(TIMM) and not references.is_path(name):
-        known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
-        raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
+        names = ", ".join([*VARIANTS, "timm/<name>", "package.module:factory"])
+        raise UserError(f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}")
     arguments: dict[str, Any] = dict(img_size=img_size, num_classes=num_classes, **fields)
     if drop_path_rate is not None:
         arguments["drop_path_rate"] = drop_path_rate

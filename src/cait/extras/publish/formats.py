@@ -15,9 +15,9 @@ import torch
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+from cait import references
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.model.config import CaiTConfig, variant_config
 
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
@@ -44,8 +44,8 @@ def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
 
 def _in_timm(cait: Any) -> nn.Module:
     """timm's CaiT with the same fields and weights. Its configuration names none of timm's weights."""
-    config = getattr(cait, "config", None)
-    if not isinstance(config, CaiTConfig):
+    config: Any = getattr(cait, "config", None)
+    if not hasattr(config, "depth_token_only"):
         raise UserError(f"timm does not know {type(cait).__name__}: {ANY}")
     smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
     arguments = {entry: _arguments(entry, config) for entry in smallest_first}
@@ -60,9 +60,10 @@ def _in_timm(cait: Any) -> nn.Module:
     return network
 
 
-def _arguments(entry: str, config: CaiTConfig) -> dict[str, Any]:
+def _arguments(entry: str, config: Any) -> dict[str, Any]:
     """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
     _, name, img_size = entry.split("_")
+    variant_config = references.locate("cait.model.config:variant_config")  # by name: a project may delete CaiT
     row = variant_config(name, img_size=int(img_size))
     differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
     if "mlp_ratio" in differ:

@@ -239,8 +239,8 @@ def test_what_timm_cannot_be_is_refused(fields: dict, words: str, tmp_path: Path
 @pytest.mark.slow
 def test_the_file_does_not_depend_on_the_memory_format(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = network.build("timm/test_efficientnet", 32, 7)
-    usual = network.build("timm/test_efficientnet", 32, 7).to(memory_format=torch.contiguous_format)
+    model = network.create_model("timm/test_efficientnet", 32, 7)
+    usual = network.create_model("timm/test_efficientnet", 32, 7).to(memory_format=torch.contiguous_format)
     usual.load_state_dict(model.state_dict())
     for net, name in ((model, "a.onnx"), (usual, "b.onnx")):
         export(net, tmp_path / name, "onnx", input_shape=(3, 32, 32))

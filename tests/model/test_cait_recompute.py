@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import DEVICE, attention_case, attention_results
+from cait_attention_cases import DEVICE, attention_case, attention_results
 from networks import saved_bytes
 from torch import Tensor
 

@@ -5,11 +5,13 @@ import timm
 import torch
 from harness import slow
 from timm.models.cait import ClassAttn
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import cait
 from cait import plugins
 from cait.errors import UserError
 from cait.model.residual import scaled_linear
+from cait.train.optim import param_groups
 
 # At 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -195,6 +197,8 @@ def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:
         cait.create_model("s24", **fields)
     with pytest.raises(UserError, match="unknown model 'xxl'; choose one of xxs24"):
         cait.create_model("xxl")
+    with pytest.raises(UserError, match="unknown model 'xxs25'; did you mean xxs24"):
+        cait.create_model("xxs25")
 
 
 @pytest.mark.parametrize("field", ["residal", "residual"])
@@ -203,3 +207,28 @@ def test_a_field_that_nothing_here_has_is_told(field: str, monkeypatch: pytest.M
     monkeypatch.setattr(plugins, "extras", dict)
     with pytest.raises(UserError, match=f"unknown model field '{field}'; choose from attention_backend, depth"):
         cait.create_model("xxs24", **{field: "plain"})
+
+
+def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
+    own = cait.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
+    maps = own.maps(torch.randn(3, 3, 32, 32))
+    assert [len(kind) for kind in maps] == [2, 2]
+    assert own.training
+    for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
+        assert all(map_.shape == shape for map_ in kind)
+    assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
+
+
+def named_groups(model: torch.nn.Module, groups: list[dict]) -> list[tuple[float, float, list[str]]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [(g["weight_decay"], g.get("lr_scale", 1.0), [names[id(p)] for p in g["params"]]) for g in groups]
+
+
+def test_groups_are_timms() -> None:
+    theirs, ours = timm.create_model("cait_xxs24_224"), cait.create_model("xxs24")
+    exempt = theirs.no_weight_decay()
+    for layer_decay, expected in (
+        (None, param_groups_weight_decay(theirs, 0.05, no_weight_decay_list=exempt)),
+        (0.7, param_groups_layer_decay(theirs, 0.05, exempt, layer_decay=0.7)),
+    ):
+        assert named_groups(ours, param_groups(ours, 0.05, layer_decay)) == named_groups(theirs, expected)
