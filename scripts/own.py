@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make a project of your own of this template: `make own NAME=mypackage KEEP="recipe visualize"`.
+"""Make a project of your own of this template: `make own NAME=mypackage KEEP="recipe visualize" [CAIT=no]`.
 
 It deletes what is the template's alone: extras that KEEP does not name, contrib, benchmarks, the paper's configurations
-and pages, the tests of its discipline. It takes what is said of them out of the pages that stay, and gives the package
-its name (scripts/rename.py). It starts from a clean work tree: `git diff` shows all of it.
+and pages, the tests of its discipline; and CaiT, if CAIT=no. It takes what is said of them out of the pages that stay,
+and gives the package its name (scripts/rename.py). It starts from a clean work tree: `git diff` shows all of it.
 """
 
 import argparse
@@ -21,12 +21,25 @@ EXTRAS = SOURCE / "extras"
 GONE = """
     .github/ISSUE_TEMPLATE .github/pull_request_template.md .github/workflows/contrib.yml .github/workflows/release.yml
     CHANGELOG.md CITATION.cff CONTRIBUTING.md SECURITY.md benchmarks configs/imagenet configs/transfer contrib
-    docs/cait.ipynb docs/cait.md docs/coming_from.md docs/depth.png docs/depth.py docs/first.ipynb docs/install.md
-    docs/laws.md docs/picture.py docs/recipe.md docs/speed.md docs/stems.md docs/train.svg docs/which_model.md
-    docs/your_project.md
+    docs/cait.ipynb docs/cait.md docs/check.py docs/coming_from.md docs/depth.png docs/depth.py docs/first.ipynb
+    docs/install.md docs/laws.md docs/picture.py docs/recipe.md docs/speed.md docs/stems.md docs/train.svg
+    docs/which_model.md docs/your_project.md
     scripts/own.py scripts/own_readme.md scripts/prune.py scripts/release.py scripts/rename.py tests/house tests/laws
 """
 """What is the template's alone."""
+OF_CAIT = """
+    src/*/model/attention.py src/*/model/cait.py src/*/model/recompute.py src/*/model/residual.py
+    src/*/extras/paper src/*/extras/recipe/stem.py
+    src/*/extras/*/tests/test_cait*.py tests/support/cait_*.py tests/*/test_cait*.py tests/test_cait*.py
+"""
+SMALL_VIT = "timm/vit_tiny_patch16_224"
+"""It takes the place of CaiT as the default, on the digits and in the tests; it has fields of the same names."""
+NO_VARIANTS = '''"""Networks that have names of their own: none."""
+
+from typing import Any
+
+VARIANTS: dict[str, dict[str, Any]] = {}
+'''
 SAID = (
     ('Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.', "Train image classifiers."),
     (r'"A PyTorch Lightning template for CaiT, \"Going deeper with Image Transformers\""', '"Image classifiers"'),
@@ -34,8 +47,11 @@ SAID = (
     ("A PyTorch Lightning template for CaiT, Going deeper with Image Transformers", "Image classifiers"),
     ("configs/imagenet/xxs24_224.yaml", "configs/base.yaml"),
     ("make test\nmake house\n", "make test\n"),
+    ("[test-all, docs docs-check]", "[test-all, docs]"),
 )
 """Texts, and what a project of one's own says there."""
+TARGETS = re.compile(r"^\.PHONY: docs-check\n.*\n.*\n\n", re.MULTILINE)
+"""Targets of make that go."""
 FOR = re.compile(r"^.*# for ([\w/, ]+)\n", re.MULTILINE)
 """Packages that only these extras need, in pyproject.toml."""
 
@@ -65,6 +81,24 @@ def is_source(path: Path) -> bool:
     return path.exists() and SOURCE in path.parents
 
 
+def without_cait() -> None:
+    """Delete CaiT. A small ViT of timm's has its place: any other network is a setting."""
+    for pattern in OF_CAIT.split():
+        for path in REPO.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (SOURCE / "model/config.py").write_text(NO_VARIANTS)
+    recipe = EXTRAS / "recipe/__init__.py"
+    if recipe.exists():
+        recipe.write_text(re.sub(r"GROUPS = .*\n", "", recipe.read_text()))
+    for path in rename.files(REPO):
+        if path.suffix in (".py", ".yaml", ".md") or path.name == "Makefile":
+            text = path.read_text()
+            name = r'(?<=")xxs24(?=")' if path.suffix == ".md" else r"\bxxs24\b"  # pages lose what else they say of it
+            for old, new in ((name, SMALL_VIT), ("CaiT (?=on the emb)", "a small ViT "), ("CaiT 6×96", SMALL_VIT)):
+                text = re.sub(old, new, text)
+            path.write_text(text)
+
+
 def delete(keep: set[str]) -> re.Pattern[str]:
     """Delete what does not stay; returns what no page may mention any more."""
     extras = [path.parent for path in EXTRAS.glob("*/__init__.py") if path.parent.name not in keep]
@@ -84,10 +118,11 @@ def delete(keep: set[str]) -> re.Pattern[str]:
 def adapt(keep: set[str]) -> None:
     """Settings, the navigation and texts that speak of what is gone."""
     for path in rename.files(REPO):
-        if path.suffix in (".py", ".md", ".toml", ".sbatch", ".yaml") or path.name == "run":
+        if path.suffix in (".py", ".md", ".toml", ".sbatch", ".yaml", ".yml") or path.name in ("Makefile", "run"):
             text = before = path.read_text()
             for old, new in SAID:
                 text = text.replace(old, new)
+            text = TARGETS.sub("", text)
             if text != before:
                 path.write_text(text)
     project, site = REPO / "pyproject.toml", REPO / "docs/site.toml"
@@ -104,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="of the package, as `import name` has it, of its command and of the project")
     parser.add_argument("--keep", default="", help='the extras that stay, as "recipe visualize"')
+    parser.add_argument("--cait", choices=["yes", "no"], default="yes", help="whether CaiT stays; timm's networks do")
     given = parser.parse_args()
     keep, known = {*given.keep.split()}, {path.parent.name for path in EXTRAS.glob("*/__init__.py")}
     rename.check(given.name, REPO)
@@ -111,10 +147,16 @@ def main() -> None:
         raise SystemExit(f"own: there is no extra {min(keep - known)}; there are {', '.join(sorted(known))}")
     if subprocess.run(["git", "status", "--porcelain"], cwd=REPO, capture_output=True, text=True).stdout:
         raise SystemExit("own: commit or stash your changes first, so that `git diff` shows what this changes")
-    shutil.copy(REPO / "scripts/own_readme.md", REPO / "README.md")
+    readme = (REPO / "scripts/own_readme.md").read_text()
     gone = delete(keep)
     adapt(keep)
+    if given.cait == "no":
+        without_cait()
+        readme = readme.replace("a small CaiT", "a small ViT of timm's")
+        gone = re.compile(rf"{gone.pattern}|\bCaiT(?! 6×)|\bxxs24\b|\b(model/|model\.)?cait\.(py|CaiT)")
+    (REPO / "README.md").unlink()
     prune.prune([path for path in rename.files(REPO) if path.suffix == ".md"], gone)
+    (REPO / "README.md").write_text(readme)
     print(rename.rename(REPO, given.name), f"Extras: {', '.join(sorted(keep)) or 'none'}.")
 
 

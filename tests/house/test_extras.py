@@ -179,4 +179,4 @@ def test_any_network_does_without_cait(copy: Path) -> None:
     refused = started(copy, *fit, "--run_name=cait")
     told = refused.communicate(timeout=LIMIT)[0].splitlines()
     assert refused.returncode == 2
-    assert told[-1].startswith("cait: error: cannot import cait.model.cait:create_model: No module named")
+    assert told[-1].startswith("cait: error: cannot import cait.model.cait:build: No module named")
