@@ -52,7 +52,12 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
 
     scored = cait("eval", "first")
     assert scored.returncode == 0, scored.stderr
-    best = max(float(row["val_ema/acc1"]) for row in rows(run) if row["val_ema/acc1"])
+    best, raw = max(
+        ((float(row["val_ema/acc1"]), float(row["val/acc1"])) for row in rows(run) if row["val_ema/acc1"]),
+        key=lambda scores: scores[0],
+    )
+    (kept,) = (state["other_score"] for state in checkpoint(run)["callbacks"].values() if "other_score" in state)
+    assert kept == pytest.approx(raw, rel=1e-6)
     shown = next(line for line in scored.stdout.splitlines() if "top-1" in line).split("│")
     assert float(shown[3].removesuffix(" % ")) == pytest.approx(best, abs=0.01)
     assert len(shown) == 5  # the average too

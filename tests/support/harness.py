@@ -76,6 +76,7 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cait.data.source import write_digits  # here, as all that takes long to import: xdist waits for this file
 
     root = tmp_path_factory.mktemp("data") / "digits"
+    root.mkdir()  # an empty folder is filled
     write_digits(root)
     return root
 
