@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cait import create_model, plugins
+from cait.model.config import VARIANTS
 
+needs_cait = pytest.mark.skipif(not VARIANTS, reason="CaiT has been deleted")
 needs_ablations = pytest.mark.skipif("paper" not in plugins.extras(), reason="the extra has the paper's ablations")
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 

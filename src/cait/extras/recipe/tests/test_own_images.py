@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from harness import REPO, rows
+from networks import needs_cait
 from PIL import Image
 
 from cait import plugins
@@ -30,6 +31,7 @@ from cait.extras.recipe import add_settings, arguments, figures
 from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
+from cait.model.config import VARIANTS
 from cait.run.program import Program
 from cait.train.module import CaiTModule
 
@@ -195,35 +197,40 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
     return replace(PHOTOGRAPHS, counts={"many": many, "few": few}, **figures)
 
 
+OF_CAIT: list = [
+    (DIGITS, {}, {"data.img_size": 32, "data.hflip": 0.0, "data.auto_augment": None}),
+    (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
+    (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
+    (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}),
+    (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
+    (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
+    (LARGE, {}, {"data.shrink": 128}),
+    (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
+    (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
+    (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
+]
+
+
 @pytest.mark.parametrize(
     ("folder", "given", "expected"),
     [
-        (DIGITS, {}, {"data.img_size": 32, "data.hflip": 0.0, "data.auto_augment": None}),
-        (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
         (GREY, {}, {"data.hflip": 0.0, "data.auto_augment": None, "data.scale": [0.7, 1.0]}),
-        (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
         (uneven(13, 1300, gray=True), {}, {"data.auto_augment": RANDOM}),
         (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
         (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
-        (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}),
         (PHOTOGRAPHS, {}, {"data.eval_batch_size": 16, "data.global_batch": True}),
-        (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
-        (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
-        (LARGE, {}, {"data.shrink": 128}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
         (replace(LARGE, side=250, megapixels=0.1), {}, {"data.shrink": "absent"}),
         (replace(LARGE, side=256, megapixels=0.1), {}, {"data.shrink": 128}),
-        (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
         (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),
         (PHOTOGRAPHS, {"trainer.max_steps": 5}, {"trainer.max_epochs": "absent"}),
-        (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
         (PHOTOGRAPHS, {"model.optimizer": "adamw"}, {"model.optimizer": "absent", "model.lr": 1e-3}),
-        (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
+        *(pytest.param(*each, marks=needs_cait) for each in OF_CAIT),
     ],
 )
 def test_the_rules_go_by_the_images_the_classes_and_what_is_given(folder: Survey, given: dict, expected: dict) -> None:
@@ -237,6 +244,7 @@ def test_a_class_of_few_images_is_told() -> None:
     assert recipe(uneven(2, 2)).settings  # four images are enough
 
 
+@needs_cait
 @pytest.mark.parametrize(
     ("machine", "patches"), [(TWO_CORES, [4, 8, 4, 8, 16, 16, 1, 1]), (Machine(16, 1, True), [2, 2, 3, 3, 4, 6, 1, 1])]
 )
@@ -458,7 +466,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["data"]["balance"], config["best_metric"]) == ("sqrt", "val/acc1_macro")
     assert config["model"]["fields"]["depth"] == 1  # given; the others were chosen
-    assert config["model"]["fields"]["embed_dim"] == 96
+    assert not VARIANTS or config["model"]["fields"]["embed_dim"] == 96
     held = list(csv.DictReader((run / "validation.csv").open(encoding="utf-8")))
     assert Counter(row["class"] for row in held) == {"it's": 2, "ä ö": 1}
 
