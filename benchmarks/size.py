@@ -37,7 +37,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6746, 6500),
+    "lines of model, data, train, run and cli": Limit(6749, 6500),
     "lines of all source without tests": Limit(15020, 12500),
     "lines of its tests": Limit(16000, 12900),
     "lines of contrib without tests": Limit(4287, 3900),
@@ -46,9 +46,9 @@ LIMITS = {
     "modules that `fit` of one step loads": Limit(74, 74),
     "of them in the core": Limit(49, 49),
     "files of a batch": Limit(8, 8),
-    "lines of a batch": Limit(1890, 1760),
+    "lines of a batch": Limit(1893, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1467, 1467),
+    "lines of a step": Limit(1448, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),
     "lines of a checkpoint and its resume": Limit(2660, 2280),
     "file names in two rooms of the core": Limit(0, 0),
