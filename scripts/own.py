@@ -29,6 +29,7 @@ GONE = """
 """What is the template's alone."""
 OF_CAIT = """
     src/*/model/attention.py src/*/model/cait.py src/*/model/recompute.py src/*/model/residual.py
+    src/*/model/timm_calls.py
     src/*/extras/paper src/*/extras/recipe/stem.py
     src/*/extras/*/tests/test_cait*.py tests/support/cait_*.py tests/*/test_cait*.py tests/test_cait*.py
 """

@@ -19,6 +19,7 @@ from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig, variant_config
 from cait.model.network import in_evaluation
 from cait.model.residual import DropPath, Sample, draw_samples, sampled, sampled_scale, scaled_linear
+from cait.model.timm_calls import TimmCalls
 
 
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> CaiT:
@@ -144,11 +145,14 @@ class Maps(NamedTuple):
     """[B, h, 1, 1 + N] each, the class token first."""
 
 
-class CaiT(nn.Module):
+class CaiT(TimmCalls, nn.Module):
     """Class-attention in image Transformers: images [B, C, S, S] to logits [B, num_classes]."""
 
     blocks_of: tuple[Callable[..., nn.Module], ...] = (SelfAttentionBlock, ClassAttentionBlock)
     """What makes its blocks."""
+    global_pool = "token"
+    """The head reads the class token ("token"), the mean of the patches ("avg"), or all tokens ("")."""
+    num_prefix_tokens = 1
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
@@ -162,7 +166,7 @@ class CaiT(nn.Module):
         self.blocks = nn.Sequential(*(block(config) for _ in range(config.depth)))
         self.blocks_token_only = nn.ModuleList(class_block(config) for _ in range(config.depth_token_only))
         self.norm = layer_norm(config)
-        self.head = nn.Linear(d, config.num_classes)
+        self.head: Any = nn.Linear(d, config.num_classes)
         self.draw_weights()
 
     def draw_weights(self) -> None:
@@ -177,11 +181,20 @@ class CaiT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, S, S] to logits [B, num_classes]."""
-        return self.head(self.forward_features(images)[:, 0])
+        return self.forward_head(self.forward_features(images))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """All tokens [B, 1 + N, d] to logits [B, num_classes], or to what the head reads."""
+        if self.global_pool:
+            x = x[:, self.num_prefix_tokens :].mean(dim=1) if self.global_pool == "avg" else x[:, 0]
+        return x if pre_logits else self.head(x)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm, [B, 1 + N, d]. The class token comes first."""
-        x = self.forward_blocks(self.embed(images) + self.pos_embed)
+        return self.forward_class(self.forward_blocks(self.embed(images) + self.pos_embed))
+
+    def forward_class(self, x: Tensor) -> Tensor:
+        """The blocks of class attention and the last norm: [B, N, d] to [B, 1 + N, d]."""
         cls = self.cls_token.repeat(x.shape[0], 1, 1)
         for block in self.blocks_token_only:
             cls = block(x, cls)
@@ -239,22 +252,6 @@ class CaiT(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two or more dimensions that are not decayed."""
         return {"pos_embed", "cls_token"}
-
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
-        """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
-        count = len(self.blocks)
-        first = {"blocks": 1, "blocks_token_only": count - len(self.blocks_token_only) + 1}
-        alone = {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "norm": count}
-
-        def depth(name: str) -> float:
-            kind, number, *_ = f"{name}.".split(".")
-            return first[kind] + int(number) if kind in first else alone.get(kind, float("inf"))
-
-        return depth
-
-    def get_classifier(self) -> nn.Linear:
-        """The layer whose rows are the classes."""
-        return self.head
 
     def fit_weights(self, state: dict[str, Tensor]) -> list[str]:
         """Resize the positions [1, N, d] in weights of another resolution, in place; a line if that was done.

@@ -218,6 +218,7 @@ class AblatedCaiT(CaiT):
         at, d = self.config.class_token_at, self.config.embed_dim
         if self.config.global_pool == "avg":
             del self.cls_token
+            self.global_pool, self.num_prefix_tokens = "avg", 0
         if at == 0:  # a class token that is there from the first block on has a position too, as in DeiT
             self.pos_embed = nn.Parameter(torch.zeros(1, self.config.num_patches + 1, d))
         elif at is not None:
@@ -230,13 +231,8 @@ class AblatedCaiT(CaiT):
         elif self.config.residual == "t-fixup":
             scale_as_t_fixup(blocks)
 
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.forward_features(images)
-        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
-
-    def forward_features(self, images: Tensor) -> Tensor:
+    def forward_class(self, x: Tensor) -> Tensor:
         """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
-        x = self.forward_blocks(self.embed(images) + self.pos_embed)
         if self.config.class_token_at is not None:
             cls, x = x[:, :1], x[:, 1:]
         else:
