@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6749, 6500),
-    "lines of all source without tests": Limit(15020, 12500),
-    "lines of its tests": Limit(16000, 12900),
+    "lines of all source without tests": Limit(15113, 12500),
+    "lines of its tests": Limit(16120, 12900),
     "lines of contrib without tests": Limit(4287, 3900),
     "lines of contrib's tests": Limit(3613, 3300),
     "kinds of what an extra adds": Limit(12, 12),
