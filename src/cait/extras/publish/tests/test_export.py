@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from harness import SMALL, slow
-from networks import DIGITS, TINY, needs_ablations, random_network
+from networks import DIGITS, TINY, needs_ablations, needs_cait, random_network
 from PIL import Image
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_config
@@ -62,6 +62,7 @@ def told(path: Path, format: str) -> dict[str, Any]:
     return {key: value if key == "interpolation" else json.loads(value) for key, value in props.items()}
 
 
+@needs_cait
 @pytest.mark.parametrize(
     ("format", "fields"),
     [
@@ -101,11 +102,11 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.bias[0] = torch.nan
     with pytest.raises(UserError, match="a logit differs by nan"):
-        export(model, path, "timm")
+        export(model, path, "timm", {}, (3, 8, 8))
     assert [*tmp_path.iterdir()] == [path]
     assert [file.read_text() for file in path.iterdir()] == ["theirs"] * 3
 
-    export(random_network(**TINY), path, "timm")
+    export(random_network(**TINY), path, "timm", {}, (3, 8, 8))
     assert [file.name for file in path.iterdir() if file.read_bytes() == b"theirs"] == ["notes.md"]
     assert len([*path.iterdir()]) == 3
 
@@ -154,6 +155,7 @@ def test_a_run_is_taken_out_raw_and_averaged(here: Path, capfd: pytest.CaptureFi
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
 
 
+@needs_cait
 @pytest.mark.parametrize(
     ("name", "fields", "entry", "differing"),
     [
@@ -197,7 +199,7 @@ def test_timm_builds_every_variant_from_its_config(
 
 
 def test_padding_travels_and_the_files_are_for_the_same_readers(tmp_path: Path) -> None:
-    export(random_network(**TINY), tmp_path / "out", "timm", dict(fit="pad"))
+    export(random_network(**TINY), tmp_path / "out", "timm", dict(fit="pad"), (3, 8, 8))
     assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["crop_mode"] == "border"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert len(modes) == 1
