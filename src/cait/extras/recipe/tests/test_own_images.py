@@ -392,7 +392,7 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Pat
     given, program = {"data.root": str(fill(tmp_path / "photos", {"a": 6, "b": 6}))}, Program()
     chosen = added(given | {"trainer.max_epochs": 1}, "--config=trainer/debug.yaml", program=program)
     assert program.default_name == "photos"
-    assert "model.fields.patch_size" in chosen
+    assert "data.repeats" in chosen
     assert "trainer.max_epochs" not in chosen  # the overlay's
     assert added(given, DIGITS_YAML) == {}
 

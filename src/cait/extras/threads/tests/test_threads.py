@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness import SMALL
 from lightning.pytorch import Callback
+from networks import needs_cait
 
 from cait.cli import main
 from cait.extras.threads.callback import SMALL as SMALL_NETWORK
@@ -31,6 +32,7 @@ def fit(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     torch.set_num_threads(before)
 
 
+@needs_cait
 def test_a_small_batch_has_one_thread_unless_a_number_is_given(
     fit: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
