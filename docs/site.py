@@ -22,7 +22,7 @@ TYPE = re.compile(r" *\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, know
 
 
 def page(path: Path, known: set[Path]) -> str:
-    """The text of a page, its equations as MathML, its fences without the words for docs/check.py.
+    """The text of a page, its equations as MathML, its fences without the words that GitHub does not show.
 
     Links to folders go to the page or the code that they hold.
     """

@@ -49,6 +49,9 @@ SAID = (
     ("configs/imagenet/xxs24_224.yaml", "configs/base.yaml"),
     ("make test\nmake house\n", "make test\n"),
     ("[test-all, docs docs-check]", "[test-all, docs]"),
+    (" contrib/make.mk contrib/*/make.mk benchmarks/make.mk tests/*/make.mk", ""),
+    (" contrib/*/__init__.py", ""),
+    (" $(wildcard tests/house contrib)", ""),
 )
 """Texts, and what a project of one's own says there."""
 TARGETS = re.compile(r"^\.PHONY: docs-check\n.*\n.*\n\n", re.MULTILINE)
