@@ -16,7 +16,7 @@ KEPT = ("pretrained", "recipe", "visualize")
 PROJECTS = [("spriteclf", KEPT, "yes"), ("other", ("publish", "visualize"), "no")]
 """Its name, the extras that stay, and whether CaiT does."""
 MEANT = re.compile(
-    r"CaiT\b|CaiTConfig|\bmodels?[./]cait\b|\bcait(\.py|_[a-z0-9{*]+)|[a-z]_cait\b|_CAIT|\bCait(\.group_matcher|$)"
+    r"CaiT\b|CaiTConfig|\bmodels?[./]cait\b|\bcait(\.py|_[a-z0-9{*]+)|[a-z]_cait(_|\b)|_CAIT|\bCait(\.group_matcher|$)"
 )
 """Mentions of the network, of timm's ones and of their files."""
 NETWORK = '''"""A file of one's own."""
