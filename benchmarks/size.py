@@ -38,10 +38,10 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6749, 6500),
-    "lines of all source without tests": Limit(15113, 12500),
+    "lines of all source without tests": Limit(15119, 12500),
     "lines of its tests": Limit(16120, 12900),
-    "lines of contrib without tests": Limit(4287, 3900),
-    "lines of contrib's tests": Limit(3613, 3300),
+    "lines of contrib without tests": Limit(4483, 3900),
+    "lines of contrib's tests": Limit(3799, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(74, 74),
     "of them in the core": Limit(49, 49),

@@ -197,7 +197,7 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
         raise
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = getattr(error, "strerror", None) or error
-        path = image if isinstance(image, str | Path) else name
+        path = image if isinstance(image, str | Path) else name or "given"
         if isinstance(error, Image.UnidentifiedImageError):
             is_tiff = str(path).lower().endswith((".tif", ".tiff"))  # Pillow reads few kinds of floats
             reason = "not an image" + (" that Pillow reads: save it with 8 or 16 bits a channel" if is_tiff else "")

@@ -34,7 +34,6 @@ def transform(module: Any, image: RawImage) -> Tensor:
     return NormalizeAndErase(module.hparams["mean"], module.hparams["std"])(channels_last(pixels)[None])[0]
 
 
-@torch.no_grad()
 def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
     """The most probable classes of an image, or of each of several. With several labels per image: those above 0.5.
 
@@ -49,10 +48,16 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.
     """
     several: Any = images if isinstance(images, list | tuple) else [images]
-    names = module.class_names or [f"class {index}" for index in range(module.num_classes)]
     found: list[Best] = []
-    with in_evaluation(module):
-        for start in range(0, len(several), BATCH):
-            batch = torch.stack([module.transform(image) for image in several[start : start + BATCH]])
-            found += module.task.best(module.predict_step((batch.to(module.device),), 0), names, top_k)
+    for start in range(0, len(several), BATCH):
+        found += classify(module, [module.transform(image) for image in several[start : start + BATCH]], top_k)
     return found if several is images else found[0]
+
+
+@torch.no_grad()
+def classify(module: Any, prepared: Sequence[Tensor], top_k: int | None = None) -> list[Best]:
+    """What `predict` returns, for a batch of images as `transform` prepares them, [3, img_size, img_size] each."""
+    names = module.class_names or [f"class {index}" for index in range(module.num_classes)]
+    with in_evaluation(module):
+        batch = torch.stack([*prepared]).to(module.device)
+        return module.task.best(module.predict_step((batch,), 0), names, top_k)
