@@ -280,6 +280,7 @@ ALL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "best_metric": ("val/loss", part(BestCheckpoint)),
     "best_mode": ("min", part(BestCheckpoint)),
     "baselines": (True, names),
+    "plan_minutes": (3.0, names),
     "logger": ("mlflow", names),
     "logger_args": ("{tracking_uri: sqlite:///x.db}", lambda _: Path("x.db").exists()),
     "trainer.precision": ("64", lambda t: t.precision),
@@ -328,6 +329,7 @@ REFUSED = {
     "trainer.model_registry": ("x", "does nothing without"),
     "trainer.sync_batchnorm": ("true", "sync_batchnorm"),
     "data.order": ("windowed", "is for shards"),
+    "race": ("true", "--race is for a folder of images without a configuration"),
     "ckpt_path": ("nowhere.ckpt", "nowhere.ckpt"),
     "weights_only": ("false", "checkpoints hold plain values alone"),
     **{

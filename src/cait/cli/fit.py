@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cait.cli.options import Line, asks_for_help, split_run, split_trust
 from cait.run import rundir
-from cait.run.program import Program
+from cait.run.program import NextRun, Program
 from cait.settings import Settings
 
 USAGE = """\
@@ -25,9 +25,7 @@ def fit(arguments: list[str], program: Program) -> None:
         arguments = ["--help"]
     line = Line("fit", arguments)
     line.extend(program)
-    from cait.cli.lightning import CaiTCLI
-
-    CaiTCLI(line, program)
+    train(line, program)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -40,13 +38,36 @@ def resume(arguments: list[str], program: Program) -> None:
     trusted, given = split_trust(arguments)
     folder, given = split_run("resume", given)
     with trust.only_own(trusted):
-        config = rundir.config(folder)
-        read = partial(trust.settings, of_first=program.processes.of_first)
-        line = Line("fit", given, read)
-        line.layers[:0] = [(config, read(config)), (None, _place(folder, line.typed, program))]
+        line = continued(folder, given, program)
+    train(line, program)
+
+
+def train(line: Line, program: Program) -> None:
+    """Train, and then the run that a callback asks for in its place."""
     from cait.cli.lightning import CaiTCLI
 
-    CaiTCLI(line, program)
+    while True:
+        try:
+            CaiTCLI(line, program)
+            return
+        except NextRun as other:
+            folder, settings = other.folder, other.settings  # not the error, which holds the network of before
+        if settings is None:
+            line = continued(folder, [], program)
+        else:
+            line = Line("fit", [])
+            line.layers.append((None, settings))
+
+
+def continued(folder: Path, words: list[str], program: Program) -> Line:
+    """The line that continues a run."""
+    from cait.guards import trust
+
+    config = rundir.config(folder)
+    read = partial(trust.settings, of_first=program.processes.of_first)
+    line = Line("fit", words, read)
+    line.layers[:0] = [(config, read(config)), (None, _place(folder, line.typed, program))]
+    return line
 
 
 def _place(folder: Path, typed: set[str], program: Program) -> Settings:

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -163,6 +164,17 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
     return store
 
 
+class NextRun(BaseException):
+    """Raised from a hook, in all processes: leave this run as it is saved, and go on with the one in `folder`.
+
+    `settings` are those of a run that begins there; None for one that has begun. It is no error, and no exit.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any] | None = None) -> None:
+        super().__init__(folder)
+        self.folder, self.settings = folder, settings
+
+
 @dataclass
 class Program:
     """What every verb is called with, beside its words.
@@ -173,6 +185,7 @@ class Program:
         script: the user's own file that calls `cait.cli.main` with such classes; None under `cait`.
         processes: how this process and the others of a run agree.
         default_name: of a run that neither --run_name nor a configuration names; empty takes the model's name.
+        begun: when it was started, as `time.monotonic` has it.
     """
 
     module: type[CaiTModule] | None = None
@@ -180,6 +193,7 @@ class Program:
     script: str | None = None
     processes: Processes = field(default_factory=Processes)
     default_name: str = ""
+    begun: float = field(default_factory=time.monotonic)
 
     def command(self, verb: str, folder: Path, options: str = "") -> str:
         """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""

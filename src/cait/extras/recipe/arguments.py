@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cait.data.source import open_source
 from cait.errors import UserError, say, tell
 from cait.extras.frames import told_of_frames
 from cait.extras.recipe.figures import Survey, Trial, data_arguments, survey, this_machine
+from cait.extras.recipe.race import OF_WEIGHTS, enter
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
 from cait.guards.configurations import is_overlay
@@ -41,25 +43,27 @@ def add_recipe(line: Line, program: Program) -> None:
     own = Options("fit")
     own.add_argument("--from", dest="source", default="")
     own.add_argument("--minutes", type=float)
+    own.add_argument("--race", choices=("true", "false"))
     asked, line.words = own.parse_known_args(line.words)
     if asked.minutes is not None and not 0 < asked.minutes < math.inf:
         raise UserError(f"--minutes must be a number above 0, got {asked.minutes:g}")
-    line.steps.append(partial(settings_for, line, program, asked.source, asked.minutes))
+    line.steps.append(partial(settings_for, line, program, asked))
 
 
-def settings_for(line: Line, program: Program, source: str, minutes: float | None, given: Settings) -> Settings:
-    """The settings that a recipe adds to those that are `given`, or those of the weights that `source` names.
+def settings_for(line: Line, program: Program, asked: Namespace, given: Settings) -> Settings:
+    """The settings that a recipe adds to those that are `given`, or those of the weights that are asked for.
 
     Raises UserError if the folder or the weights cannot be used.
     """
     has_own = not all(is_overlay(path, layer) for path, layer in line.layers if path)
     if "ckpt_path" in given or has_own or not is_folder(given.get("data.root")):
-        if minutes is not None:
-            raise UserError("--minutes is for a folder of images without a configuration: give --trainer.max_time")
-        beside = beside_a_configuration(source)
+        if asked.minutes is not None or asked.race is not None:
+            name = "race" if asked.minutes is None else "minutes"
+            raise UserError(f"--{name} is for a folder of images without a configuration")
+        beside = beside_a_configuration(asked.source)
         return {name: value for name, value in beside.items() if not is_in(name, line.typed)}
     with contextlib.redirect_stdout(sys.stderr if "print_config" in line.typed else sys.stdout):
-        recipe = chosen(given, source, MINUTES if minutes is None else minutes, program)
+        recipe = chosen(given, asked, program)
     folder = Path(given["data.root"]).resolve().name
     program.default_name = re.sub(r"[^\w.=+-]+", "-", folder).strip("-.=+") or "own"
     return recipe
@@ -72,12 +76,12 @@ def is_folder(root: Any) -> bool:
     return all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
 
 
-def chosen(given: dict[str, Any], source: str, minutes: float, program: Program) -> dict[str, Any]:
+def chosen(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:
     """The settings of the recipe, in all processes those of the first, which alone plans, asks the hub and prints."""
 
     def planned() -> str:
         try:
-            return json.dumps(plan(given, source, minutes))
+            return json.dumps(plan(given, asked, program))
         except UserError as error:
             return json.dumps(str(error))
 
@@ -90,7 +94,7 @@ def chosen(given: dict[str, Any], source: str, minutes: float, program: Program)
     return found
 
 
-def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
+def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:
     """Look at the folder, choose the settings of its recipe, and print why."""
     data = data_arguments(given)
     source = open_source(data["root"], **data)
@@ -98,12 +102,19 @@ def plan(given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     source.prepare()
     tell(f"reading {data['root']} ...")
     machine = this_machine(given)
-    weights, reason = weights_of(from_, given, machine.gpus > 0)
+    weights, reason = weights_of(asked.source, given, machine.gpus > 0)
+    if asked.race == "true" and weights is None:
+        raise UserError("--race true is between weights and a run from scratch: name weights with --from")
     folder = survey(source, group(Reading, data))
-    tell("measuring the speed of this machine ...")
-    recipe = choose(folder, machine, given, Trial(), weights, minutes)
+    tell("measuring a few steps on this machine ...")
+    minutes, trial = asked.minutes or MINUTES, Trial(program)
+    recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
+    is_default = weights is not None and weights.by_default and "model.name" not in given
+    if recipe.solves_head and (asked.race == "true" or (is_default and asked.race is None)):
+        scratch = {name: value for name, value in recipe.given.items() if name not in OF_WEIGHTS}
+        enter(recipe, choose(folder, machine, scratch, trial, None, minutes))
     recipe.lines[:0] = [("weights", reason)] if reason else []
     if scenes := told_of_frames(source):
         recipe.note("scenes", scenes)

@@ -1,48 +1,44 @@
-"""What the rules go by: what a folder of images holds, the machine, and the pace of a run, by a trial of few steps."""
+"""What the rules go by: what a folder of images holds, the machine, and its pace, by a few steps of a network."""
 
 import contextlib
 import io
 import logging
+import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from cait import cores, plugins
-from cait.data.datamodule import ImageNetDataModule
+from cait import cores
 from cait.data.folder import FolderSource
 from cait.data.reading import AS_SEEN, Reading, open_image
 from cait.errors import UserError
-from cait.extras import recipe as extra
 from cait.extras.frames import thumbnail
-from cait.model.network import NetworkSettings
+from cait.model.network import InitialWeights, NetworkSettings
+from cait.run.program import Program
 from cait.settings import group, nested
-from cait.train.callbacks import EMA, StepSeed
-from cait.train.module import CaiTModule
 
 Settings = Mapping[str, Any]
 MEASURED, DECODED = 1000, 100
 """Images whose size is read; how many of these are decoded, evenly over the listing."""
-WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
-"""Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
-EPOCH = 0.15
-"""Seconds that an epoch takes beside its steps and its validation."""
-PROBED, SAMPLE = 128, 500
-"""Side of the images in pixels, and how many, on which features and pixels are compared."""
-TRIES = (4, 16, 16)
-"""Images of the steps at a size: the last step counts, and after one of more than a second none follows."""
+EPOCH, SETUP = 0.15, 10.0
+"""Seconds that an epoch takes beside its steps and its validation; and those to build a run, and to end it."""
+OVERHEAD = 1.2
+"""How many times as long as its network a step takes: it reads images and moves the weights too."""
+MOST_STEPS = 4000
+"""A run from scratch has no more, because a small folder gains nothing from them."""
+TRIES, LIMIT = (4, 4, 16, 16), 2.0
+"""Images of the steps at a size, and seconds after which no pair follows. The fastest step counts: the first of a pair
+also chooses kernels, and other work on the machine slows some of them down."""
 CHANNELS = "model.fields.in_chans"
-WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
-"""Reading them takes long, and changes no pace."""
 
 
 @dataclass(frozen=True)
@@ -138,33 +134,9 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
     )
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How fast a run is, in seconds."""
-
-    image: float
-    """Train on one image. Validation takes a third: it goes forwards alone."""
-    start: float = 20.0
-    """From the command to the first step, and from the last step to the end."""
-
-    def plan(self, minutes: float, images: int, val: int, most: int) -> tuple[float, int]:
-        """The epochs of `images` images that fit into `minutes`, at most `most`, and how often to validate on `val`.
-
-        Less than one epoch is a fraction. Validation takes at most 15 % of the time and comes at most 30 times.
-        """
-        time = max(60 * minutes - self.start, 20 * minutes)
-        epoch, validation = images * self.image + EPOCH, val * self.image / 3
-        validations = max(1, min(30, int(0.15 * time / validation)))
-        each_validated = min(validations, time / (epoch + validation))
-        fitting = max((time - validations * validation) / epoch, each_validated)
-        if fitting < 1:
-            return fitting, 1
-        epochs = min(most, int(fitting))
-        return epochs - epochs % max(1, epochs // validations), validations
-
-    def seconds(self, epochs: float, images: int, val: int, validations: float) -> float:
-        """The length of a run, from the command to its end."""
-        return self.start + epochs * (images * self.image + EPOCH) + validations * val * self.image / 3
+def most_epochs(from_weights: bool, steps: float) -> int:
+    """The most epochs of `steps` steps that a run has, whatever the time."""
+    return 30 if from_weights else min(200, max(10, int(MOST_STEPS / steps)))
 
 
 @contextlib.contextmanager
@@ -181,11 +153,27 @@ def quietly() -> Iterator[None]:
 
 
 class Trial:
-    """Measures what a recipe has chosen so far, on this machine, now. With several devices, one does its part."""
+    """Measures what a recipe has chosen so far, on this machine, now."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
 
     def begun(self) -> float:
         """Seconds since the command."""
-        return time.monotonic() - extra.BEGUN
+        return time.monotonic() - self.program.begun
+
+    def check(self, held: Settings) -> None:
+        """Raise UserError if the weights are of another network than the settings name."""
+        model = nested(held).get("model", {})
+        name = model.get("name", "xxs24")
+        network = quietly()(lambda: group(NetworkSettings, model | {"img_size": 128, "num_classes": 2}).build())()
+        if network is None:  # which the run reports
+            return
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                group(InitialWeights, model).load(network, name)
+        except UserError as error:
+            raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
     @quietly()
     def step(self, held: Settings, size: int) -> float | None:
@@ -195,84 +183,18 @@ class Trial:
         trainer = trainer_of(held)
         device = trainer.strategy.root_device
         network.to(device).train()
-        for count in TRIES:
+        fastest, start = math.inf, time.monotonic()
+        for place, count in enumerate(TRIES):
             images = torch.zeros(count, held.get(CHANNELS, 3), size, size, device=device)
             begin = time.monotonic()
             with trainer.precision_plugin.forward_context():
                 loss = network(images).float().sum()
             loss.backward()
             loss.item()  # waits for a GPU
-            if (seconds := time.monotonic() - begin) > 1:
+            fastest = min(fastest, (time.monotonic() - begin) / count)
+            if place % 2 and time.monotonic() - start > LIMIT:
                 break
-        return seconds / count
-
-    @quietly()
-    def run(self, held: Settings) -> Pace | None:
-        """The pace of the run, with all that a step of it needs; None if it cannot run, which the run then reports."""
-        devices = devices_of(held)
-        batch = max(2, held["data.batch_size"] // devices // 2 * 2)
-        fresh = {name: value for name, value in held.items() if name not in WEIGHTS}
-        data, module = modules(fresh, batch_size=batch, global_batch=False)
-        times = [time.monotonic()]
-
-        def stamp(trainer: Trainer, *_: Any) -> None:
-            if trainer.strategy.root_device.type != "cpu":
-                torch.accelerator.synchronize()
-            times.append(time.monotonic())
-            measured = times[-1] - times[min(WARM_UP, len(times) - 1)]
-            is_slow = measured > 0 and times[-1] - times[0] > LIMIT
-            trainer.should_stop = measured >= SECONDS or is_slow
-
-        callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=stamp), StepSeed(0)]
-        if held.get("ema.decay"):
-            callbacks.append(EMA(held["ema.decay"], held.get("ema.initial", False)))
-        for make in plugins.of_kind("step_callbacks"):
-            callbacks += make(data)
-        trainer_of(held, callbacks).fit(module, datamodule=data)
-        steps = len(times) - 1 - WARM_UP
-        seconds = (times[-1] - times[WARM_UP]) / steps / batch / devices
-        return Pace(seconds, 1.25 * self.begun())  # its end takes a quarter of its start
-
-    def domain(self, held: Settings) -> tuple[float, float] | None:
-        """`compare` by the weights. Raises UserError if they are of another network."""
-        loaded = quietly()(modules)(held, img_size=PROBED)
-        if loaded is None:
-            return None
-        data, module = loaded
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                module.initial_weights.load(module.model, module.name)
-        except UserError as error:
-            raise UserError(f"{error}; --model.name says which network to train, here {module.name}") from error
-        return compare(data, module, held)
-
-
-@quietly()
-def compare(data: ImageNetDataModule, module: CaiTModule, held: Settings) -> tuple[float, float] | None:
-    """Top-1, in percent, of logistic regressions on a network's features and on the pixels; None if there are none.
-
-    Both learn from a sample of the training images, and answer a fifth of it.
-    """
-    from cait.extras.features import classify, evenly, extract
-
-    samples = data.source.train
-    device = trainer_of(held).strategy.root_device
-    sample = evenly(len(samples), SAMPLE)
-    seen = extract(module.model, samples, data, device, sample, pixels=True)
-    asked = np.arange(len(seen.kept)) % 5 == 4
-    scores = []
-    for rows in (seen.features, seen.pixels[..., ::2, ::2].reshape(len(asked), -1)):
-        answers = classify(rows[~asked], seen.labels[~asked], rows[asked], data.num_classes)
-        scores.append(100 * float((answers == seen.labels[asked]).mean()))
-    return scores[0], scores[1]
-
-
-def modules(held: Settings, **of_data: Any) -> tuple[ImageNetDataModule, CaiTModule]:
-    """The run's data module, with some settings of its own, and its LightningModule."""
-    data = ImageNetDataModule(**data_arguments(held) | of_data)
-    data.setup("validate")
-    sizes = dict(img_size=data.img_size, num_classes=data.num_classes, task=data.task)
-    return data, CaiTModule(**nested(held).get("model", {}) | sizes)
+        return fastest
 
 
 def data_arguments(settings: Settings) -> dict[str, Any]:
@@ -286,21 +208,8 @@ def devices_of(held: Settings) -> int:
     return max(1, int(devices)) if devices.isdecimal() else 1
 
 
-def trainer_of(held: Settings, callbacks: Sequence[Callback] = ()) -> Trainer:
-    """A quiet Trainer of one device, also in a process that torchrun has started."""
+def trainer_of(held: Settings) -> Trainer:
+    """A Trainer of one device, also in a process that torchrun has started."""
     names = ("accelerator", "precision")
     chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
-    return Trainer(
-        callbacks=[*callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        max_steps=100_000,
-        limit_val_batches=0,
-        devices=1,
-        use_distributed_sampler=False,
-        plugins=[LightningEnvironment()],
-        **chosen,
-    )
+    return Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)

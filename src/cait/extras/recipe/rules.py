@@ -4,13 +4,22 @@ No rule chooses a setting that is given. The numbers were found by trials on 2 c
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from cait import plugins
-from cait.errors import UserError, to_type
+from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, devices_of
+from cait.extras.recipe.figures import (
+    EPOCH,
+    OVERHEAD,
+    SETUP,
+    Machine,
+    Settings,
+    Survey,
+    Trial,
+    devices_of,
+    most_epochs,
+)
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
 from cait.train.metrics import metric_of_best
@@ -46,6 +55,8 @@ class Recipe:
         self.held = dict(given)
         """All settings so far, those that are given and those that are chosen."""
         self.lines: list[tuple[str, str]] = []
+        self.image: float | None = None
+        """Seconds that the network trains on an image, once it is measured."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def choose(
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     recipe = Recipe(given, weights, minutes)
-    start(folder, recipe, measure)
+    start(recipe, measure)
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if count < FEW:
         recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
@@ -104,29 +115,12 @@ def choose(
     return recipe
 
 
-def start(folder: Survey, recipe: Recipe, measure: Trial) -> None:
-    """Take the network and the preparation of the weights, if these tell more of the images than the pixels do.
-
-    They were learned on photographs. From a drawing, a letter or a microscope's image a network of its own learns more.
-    """
-    weights = recipe.weights
-    if weights is None:
-        return
-    recipe.take_all(weights.settings)
-    scores = None
-    if recipe.solves_head and folder.several is None:
-        scores = measure.domain(recipe.held)
-    of_features, of_pixels = scores or (0, 0)  # or both are NaN, of too few images
-    less = f"logistic regression reaches {of_features:.0f} % on their features, and {of_pixels:.0f} % on the pixels"
-    if of_features < of_pixels and weights.by_default and "model.name" not in recipe.given:
-        recipe.weights = None
-        recipe.held = dict(recipe.given)
-        recipe.note("weights", f"none: of {weights.name} {less}, so the network starts from scratch")
-        return
-    recipe.note("weights", weights.name)
-    if of_features < of_pixels:
-        scratch = to_type("FROM=none", "--from none")
-        recipe.note("weights", f"{less}: from scratch ({scratch}) a run is likely to end higher")
+def start(recipe: Recipe, measure: Trial) -> None:
+    """Take the network and the preparation of the weights. Raises UserError if they are another network's."""
+    if recipe.weights is not None:
+        recipe.take_all(recipe.weights.settings)
+        measure.check(recipe.held)
+        recipe.note("weights", recipe.weights.name)
 
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
@@ -161,11 +155,12 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     if recipe.weights:
         least, most = LEAST, 2 * folder.side
         enough = 1 / 3 if recipe.trains_head_alone else 3.0
-    time = 0.9 * 60 * recipe.minutes - 2 * measure.begun()  # the start again takes as long; a tenth is validation
+    time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
     fitting: dict[int, float] = {}
     for size in SIZES:
         is_of_use = least <= size <= max(least, most)
         if is_of_use and (seconds := measure.step(recipe.held, size)) is not None:
+            recipe.image = seconds
             fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
             if fitting[size] >= enough:
                 return size, f"the largest at which {math.ceil(enough)} epochs fit"
@@ -295,41 +290,44 @@ def optimize(recipe: Recipe) -> None:
 
 
 def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure: Trial) -> None:
-    """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
+    """As many epochs as the time allows by the pace of a few steps, up to `most_epochs`.
 
     Validation takes at most 15 % of the time, and comes at most 30 times.
     """
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    pace = measure.run(recipe.held) or Pace(image=0.01)
-    val = folder.val * (1 if recipe.held.get("ema.decay") is None else 2)  # the average is scored too
-    if recipe.solves_head:  # on features, which take a third of a step's time
-        pace = replace(pace, start=pace.start + folder.images * pace.image / 3)
-    most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
-    fitting, validations = pace.plan(recipe.minutes, folder.images, val, most)
+    measured = recipe.image or measure.step(recipe.held, recipe.held["data.img_size"]) or 0.01
+    image = OVERHEAD * measured / devices_of(recipe.held)
+    of_head = folder.images * image / 3 if recipe.solves_head else 0.0  # its features need no backward pass
+    start = measure.begun() + SETUP + of_head
+    scored = 1 if recipe.held.get("ema.decay") is None else 2  # the average too
+    epoch, validation = folder.images * image + EPOCH, scored * folder.val * image / 3
+    fitting = max(60 * recipe.minutes - start, 20 * recipe.minutes) / (epoch + min(validation, 0.18 * epoch))
+    is_planned = "trainer.max_epochs" not in recipe.given
     if fitting < 1 and recipe.solves_head:
         leave_at_head(recipe, fitting)
-    elif fitting < 1 and "trainer.max_epochs" not in recipe.given:
+        if recipe.trains_head_alone:  # the run says that it trains no epoch
+            recipe.take("trainer.max_epochs", 1)
+            return
+    if fitting < 1 and is_planned:
         recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
-    epochs = recipe.take("trainer.max_epochs", max(1, int(fitting)))
-    # The last epoch must be validated, whatever number was given.
-    most_apart = max(1, epochs // validations)
-    every = max(count for count in range(1, most_apart + 1) if epochs % count == 0)
+    elif is_planned:
+        recipe.take("plan_minutes", recipe.minutes)
+    most = most_epochs(bool(recipe.weights), folder.images / batch)
+    whole = recipe.held.get("trainer.max_epochs") or min(most, max(1, int(fitting)))
+    apart = max(1, min(whole, max(math.ceil(whole / 30), math.ceil(validation / (0.18 * epoch)))))
+    epochs = recipe.take("trainer.max_epochs", whole - whole % apart)
+    every = next(count for count in range(apart, 0, -1) if epochs % count == 0)  # the last is validated
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
-    if recipe.trains_head_alone and recipe.solves_head:  # the run says that it trains no epoch
-        return
-    seconds = pace.seconds(min(epochs, fitting), folder.images, val, epochs / every)
+    seconds = start + min(epochs, fitting) * epoch + epochs / every * validation
     part = recipe.held.get("trainer.max_steps")
     what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
     on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"
+    again = ", planned anew once they are measured" if "plan_minutes" in recipe.settings else ""
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    time = duration(10 * max(1, round(seconds / 10)))
-    recipe.note("length", f"{what}; about {time} {on}, measured just now{limit}")
-    if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
-        more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
-        recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
+    recipe.note("length", f"{what}; about {duration(10 * max(1, round(seconds / 10)))} {on}{again}{limit}")
 
 
 def balance(folder: Survey, recipe: Recipe) -> None:

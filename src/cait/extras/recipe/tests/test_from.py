@@ -154,7 +154,6 @@ def test_a_run_starts_from_the_cache_without_a_network(
     (folder / "snapshots" / REVISION).mkdir(parents=True)
     save_file(timm.create_model(ENTRY).state_dict(), folder / "snapshots" / REVISION / "model.safetensors")
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)  # nobody is asked
-    monkeypatch.setattr(arguments.Trial, "domain", no)  # which random weights may lose
     main(["fit", *given])
     config = yaml.safe_load(Path("logs/photos/config.yaml").read_text())
     assert (config["model"]["name"], config["model"]["pretrained"]) == (f"timm/{ENTRY}", True)
@@ -166,7 +165,7 @@ def test_a_process_that_lightning_starts_asks_nobody(
     asked: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(arguments.CHOSEN, "{}")
-    monkeypatch.setattr(arguments, "Trial", lambda: SimpleNamespace(domain=no, step=no, run=no, begun=lambda: 0.0))
+    monkeypatch.setattr(arguments, "Trial", lambda _: SimpleNamespace(check=no, step=no, begun=lambda: 0.0))
     line = Line("fit", [])
     arguments.add_recipe(line, Program())
     settings = {"data.root": "photos", "trainer.accelerator": "cpu", "data.num_workers": 0, "data.img_size": 32}

@@ -16,7 +16,6 @@ from harness import REPO, rows
 from networks import needs_cait
 from PIL import Image
 
-from cait import plugins
 from cait.cli import main
 from cait.cli.options import Line
 from cait.data.datamodule import ImageNetDataModule
@@ -28,12 +27,11 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.display import duration
 from cait.extras.recipe import add_settings, arguments, figures
-from cait.extras.recipe.figures import Machine, Pace, Settings, Survey, Trial, survey, this_machine
+from cait.extras.recipe.figures import Machine, Settings, Survey, Trial, survey, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
 from cait.run.program import Program
-from cait.train.module import CaiTModule
 
 TWO_CORES = Machine(2)
 DIGITS_YAML = f"--config={REPO / 'configs/digits.yaml'}"
@@ -44,20 +42,15 @@ class Typical(Trial):
     """Measures of a machine that takes so long for an image of 64 pixels, whatever the network."""
 
     image: float = 4e-3
-    pace: Pace | None = None
-    scores: tuple[float, float] | None = None
 
     def begun(self) -> float:
         return 9.0
 
+    def check(self, held: Settings) -> None:
+        pass
+
     def step(self, held: Settings, size: int) -> float | None:
         return None if "no_such" in held.get("model.name", "") else self.image * (size / 64) ** 2
-
-    def domain(self, held: Settings) -> tuple[float, float] | None:
-        return self.scores
-
-    def run(self, held: Settings) -> Pace | None:
-        return self.pace or Pace(self.image * (held.get("data.img_size", 64) / 64) ** 2)
 
 
 PUBLISHED = Weights("timm's", {"model.pretrained": True})
@@ -280,24 +273,6 @@ def test_other_networks_see_the_largest_images_for_which_there_is_time(
     assert not any(key.startswith(("model.fields", "model.optimizer")) for key in found)
 
 
-@pytest.mark.parametrize(
-    ("by_default", "scores", "starts", "words"),
-    [
-        (True, (90.0, 40.0), True, ""),
-        (True, (48.0, 80.0), False, "so the network starts from scratch"),
-        (False, (48.0, 80.0), True, "a run is likely to end higher"),
-        (True, None, True, ""),
-    ],
-)
-def test_weights_that_tell_less_than_the_pixels_are_left(
-    by_default: bool, scores: tuple[float, float] | None, starts: bool, words: str
-) -> None:
-    weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, by_default)
-    found = recipe(measure=Typical(scores=scores), weights=weights)
-    assert found.settings.get("model.pretrained", False) is starts
-    assert words in " ".join(text for topic, text in found.lines if topic == "weights")
-
-
 def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     found = recipe(given=RESNET, weights=PUBLISHED).settings
     assert (found["model.freeze_norm"], found["model.lr"], found["data.mixup"]) == (True, 3e-4, 0.0)
@@ -315,41 +290,32 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
         for image, val, many in ((1e-3, 60, 300), (0.05, 1200, 300), (1e-4, 60, 300), (2e-3, 5000, 1_281_167)):
-            pace, folder = Pace(image, start=15.0), replace(PHOTOGRAPHS, val=val, counts={"a": many, "b": 280})
-            found = recipe(folder, measure=Typical(pace=pace), minutes=minutes)
+            folder = replace(PHOTOGRAPHS, val=val, counts={"a": many, "b": 280})
+            found = recipe(folder, measure=Typical(image), minutes=minutes)
             epochs, every = (found.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
             if "trainer.max_steps" in found.settings:  # an epoch that does not fit is not begun
                 assert found.settings["trainer.max_steps"] * 64 * image < 60 * minutes
+                assert "plan_minutes" not in found.settings
                 continue
-            seconds = pace.seconds(epochs, folder.images, val, epochs / every)
+            assert found.settings["plan_minutes"] == minutes
+            image *= figures.OVERHEAD
+            seconds = (
+                9 + figures.SETUP + epochs * (folder.images * image + figures.EPOCH) + epochs / every * val * image / 3
+            )
             assert seconds <= 60 * minutes or epochs == 1
-            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, measured" in dict(found.lines)["length"]
+            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, planned anew" in dict(found.lines)["length"]
+    assert "plan_minutes" not in recipe(given={"trainer.max_epochs": 3}).settings
 
 
-def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    root = fill(tmp_path / "photos", {"a": 40, "b": 40}, size=80)
-    folder = surveyed(root, Reading(in_chans=1))
-    quick = {"data.num_workers": 0, "trainer.accelerator": "cpu", "data.root": str(root)}
-    depths: list[int] = []
-    monkeypatch.setattr(figures, "SECONDS", 0.3)
-    monkeypatch.setattr(
-        figures, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
-    )
-    given = quick | {"model.fields.depth": 3, "model.fields.in_chans": 1, "data.shrink": 20}
-    pace = Trial().run(recipe(folder, given).held)
-    assert pace is not None
-    assert min(pace.image, pace.start) > 0
-    assert depths == [3]
-    if "annotations" in plugins.extras():
-        named = [f"{path.relative_to(root)},{path.parent.name};any" for path in sorted(root.glob("*/*"))]
-        Path("several.csv").write_text("\n".join(["path,label", *named]))
-        several = quick | {"data.labels": "several.csv", "data.multi_label": True}
-        assert Trial().run(recipe(folder, several).held) is not None
-    assert Trial().run(recipe(folder, quick | {"model.optimizer": "nope"}).held) is None
-    small, large = (Trial().step(quick | {"model.name": "timm/resnet10t"}, size) for size in (32, 128))
+def test_a_trial_measures_a_network_at_a_size() -> None:
+    measure = Trial(Program())
+    quick = {"trainer.accelerator": "cpu", "model.name": "timm/resnet10t"}
+    small, large = (measure.step(quick, size) for size in (32, 128))
+    assert small is not None
+    assert large is not None
     assert 0 < small < large
-    assert Trial().step(quick | {"model.name": "timm/no_such_network"}, 64) is None
+    assert measure.step(quick | {"model.name": "timm/no_such_network"}, 64) is None
+    assert measure.begun() > 0
 
 
 def added(given: dict[str, Any], *words: str, program: Any = None) -> dict[str, Any]:

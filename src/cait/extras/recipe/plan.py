@@ -1,0 +1,66 @@
+"""After the first validation: plan the epochs of a run anew, by the pace that it has."""
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from cait.errors import UserError
+from cait.extras.display import duration
+from cait.extras.recipe.figures import most_epochs
+from cait.loops import batches_a_step, batches_an_epoch
+from cait.plugins import Run
+
+WARM_UP = 3
+"""Batches before the clock starts: workers are started, and kernels chosen."""
+END = 3.0
+"""Seconds from the last step to the end of the run."""
+
+
+class Plan(Callback):
+    """Plans as many epochs as fit into `plan_minutes`.
+
+    A trial before the run would wait for it, and be wrong once other work on the machine begins or ends. Checkpoints
+    hold the plan, so that a resumed run keeps it; a `--trainer.max_epochs` that is given later wins.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.minutes, self.begun = run.config.plan_minutes, run.program.begun
+        if not self.minutes > 0:
+            raise UserError(f"plan_minutes must be above 0 or null, got {self.minutes:g}")
+        self.first: int = run.trainer.max_epochs
+        """The epochs that were planned before."""
+        self.epochs: int | None = None
+        """Those that are planned now."""
+        self._batches, self._since = 0, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first, "epochs": self.epochs}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        kept = checkpoint["callbacks"].get(self.state_key)
+        if kept and kept["epochs"] and kept["first"] == trainer.max_epochs:  # else another number is given now
+            self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._batches += 1
+        if self._batches == WARM_UP:
+            self._since = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        done, every = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
+        if self.epochs is not None or done % every or self._batches <= WARM_UP:
+            return
+        now, batches = time.monotonic(), batches_an_epoch(trainer)
+        epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
+        left = self.begun + 60 * self.minutes - END - now
+        from_weights = bool(pl_module.initial_weights.weights or pl_module.initial_weights.pretrained)
+        most = max(done, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
+        self.epochs = trainer.strategy.broadcast(min(most, done + max(0, int(left / (every * epoch))) * every))
+        if self.epochs != trainer.max_epochs:
+            told = f"{self.epochs} epochs, because one takes {epoch:.1f} s"
+            rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
+        trainer.fit_loop.max_epochs = self.epochs
+        for each in trainer.lr_scheduler_configs:
+            each.scheduler.length = each.scheduler.measure()  # type: ignore[union-attr]

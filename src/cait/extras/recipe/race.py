@@ -1,0 +1,181 @@
+"""A race: the recipe from scratch has a share of the time to be ahead of the solved head of a run from weights.
+
+They are two runs. The one from weights is validated as step 0 and left there; the one from scratch trains in a folder
+inside its folder. Whoever wins goes on from its last checkpoint, so nothing of the winner's is lost, and a killed race
+is taken up where it was. The clock says who goes on, and changes no bit of either run.
+"""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from cait import disk
+from cait.extras.recipe.rules import Recipe
+from cait.plugins import Run
+from cait.run import rundir
+from cait.run.checkpoints import LastCheckpoint
+from cait.run.program import NextRun
+from cait.settings import nested
+
+FILE, SCRATCH, WEIGHTS = "race.json", "scratch", "weights"
+NAMES = {"acc1": 100.0, "acc1_macro": 100.0, "mAP": 1.0}
+"""What a race may be about, and the value of a network without a mistake."""
+LEAST_EPOCHS = 5
+"""A run from scratch that trains fewer in its share of the time has not begun to learn."""
+PLAIN = 1 / 3
+"""The part of its share after which a run from scratch with less than half of the head's figure has lost."""
+
+OF_WEIGHTS = {"model.name", "model.weights", "model.weights_ema", "model.pretrained"}
+OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head"}
+"""Settings that a run from scratch does not take of those which are given."""
+
+
+def enter(recipe: Recipe, scratch: Recipe) -> None:
+    """Let a recipe from weights race against the one from scratch, if that gets anywhere in its share of the time."""
+    seconds = share(recipe.minutes)
+    epochs = seconds / 60 / recipe.minutes * scratch.held.get("trainer.max_epochs", 0)
+    if "plan_minutes" not in scratch.settings or epochs < LEAST_EPOCHS:
+        told = f"from scratch {epochs:.1f} epochs would fit into its share of the time, {seconds:.0f} s"
+        recipe.note("race", f"none, because {told}")
+    elif "plan_minutes" in recipe.settings:
+        held = scratch.held | {"baselines": recipe.held.get("baselines", False)}
+        recipe.take("race", {"seconds": seconds, "settings": nested(held)})
+        recipe.note("race", f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it")
+
+
+def callbacks_of(run: Run) -> list[Callback]:
+    """What races in a run, if its race is not over."""
+    if "settings" in run.config.race:
+        return [Race(run)]
+    is_racing = run.folder.name == SCRATCH and not winner(run.folder.parent)
+    return [RaceFromScratch(run)] if is_racing else []
+
+
+def share(minutes: float) -> float:
+    """The seconds that the run from scratch has: 30 % of up to 3 minutes, 16 % of 10."""
+    return 0.3 * 60 * min(minutes, math.sqrt(3 * minutes))
+
+
+def noise(one: float, other: float, images: int) -> float:
+    """The standard deviation of the difference of two shares of so many images."""
+    return math.sqrt((one * (1 - one) + other * (1 - other)) / images)
+
+
+def verdict(head: float, scratch: float, images: int, part: float) -> str:
+    """Who has won, WEIGHTS or SCRATCH, empty if nobody has yet.
+
+    Args:
+        head, scratch: the figure of the solved head, and the best of the run from scratch, in [0, 1].
+        images: to validate on.
+        part: of its share of the time that the run from scratch has had.
+    """
+    if scratch - head > noise(head, scratch, images):
+        return SCRATCH
+    is_plain = part >= PLAIN and scratch < head / 2
+    return WEIGHTS if part >= 1 or is_plain else ""
+
+
+def leave(trainer: Trainer, folder: Path, settings: dict[str, Any] | None = None) -> NoReturn:
+    """End this run, as it is saved, and go on with the one in `folder`, which begins with `settings` if it is new."""
+    for each in trainer.checkpoint_callbacks:
+        if isinstance(each, LastCheckpoint):
+            each.signals.restore()  # nobody would act on what it notes
+    is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())  # the others wait for the first here
+    raise NextRun(folder, None if is_begun else settings)
+
+
+class Race(Callback):
+    """Of the run from weights: after step 0 it lets the run from scratch try, once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.name = run, run.config.best_metric.rpartition("/")[2]
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.global_step or not pl_module.validates_first or self.name not in NAMES:
+            return
+        folder, given = self.run.folder, self.run.config.race
+        won = trainer.strategy.broadcast(winner(folder))
+        if won == SCRATCH:  # a kill came before it was in this place
+            give_place(trainer, folder)
+        if won:
+            return
+        score, images = float(trainer.callback_metrics[f"val/{self.name}"]), len(self.run.data.val_images)
+        head = score / NAMES[self.name]
+        if head + noise(head, 1, images) >= 1:
+            rank_zero_info(f"no race: without a mistake on {images:,} images nobody is ahead by more than the noise")
+            return
+        seconds, after = given["seconds"], time.monotonic() - self.run.program.begun
+        rank_zero_info(f"race: from scratch has {seconds:.0f} s to be ahead by more than the noise")
+        own = {"score": score, "after": after, "seconds": seconds}
+        limits = given["settings"].get("trainer", {}) | {"default_root_dir": str(folder)}
+        place = {"run_name": SCRATCH, "trainer": limits, "race": own}
+        leave(trainer, folder / SCRATCH, given["settings"] | place)
+
+
+class RaceFromScratch(Callback):
+    """Of the run from scratch: after each validation, whether it is ahead, or its time is over."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.name = run, run.config.best_metric.rpartition("/")[2]
+        self.begun, self.best = time.monotonic(), -1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": time.monotonic() - self.begun, "best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.begun, self.best = self.begun - state_dict["seconds"], state_dict["best"]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self.best = max(self.best, float(trainer.callback_metrics[f"val/{self.name}"]))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._judge(trainer, False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._judge(trainer, True)  # all its epochs fit into its share
+
+    def _judge(self, trainer: Trainer, is_over: bool) -> None:
+        if self.best < 0:
+            return
+        folder, given, whole = self.run.folder.parent, self.run.config.race, NAMES[self.name]
+        seconds = time.monotonic() - self.begun
+        part = 1.0 if is_over else seconds / given["seconds"]
+        found = verdict(given["score"] / whole, self.best / whole, len(self.run.data.val_images), part)
+        if won := trainer.strategy.broadcast(found):
+            of_head = f"the solved head {given['score']:.4g} after {given['after']:.0f} s"
+            told = f"{of_head}, from scratch {self.best:.4g} after {seconds:.0f} s"
+            rank_zero_info(f"race won by {won}: val/{self.name} of {told}")
+            if trainer.is_global_zero:
+                disk.write_json(folder / FILE, {"winner": won, "best": self.best, "seconds": seconds, **given})
+            if won == SCRATCH:
+                give_place(trainer, folder)
+            leave(trainer, folder)
+
+
+def winner(folder: Path) -> str:
+    """Who has won the race of a run, WEIGHTS or SCRATCH; empty if it is not over."""
+    try:
+        return disk.read_json(folder / FILE, {"winner": str})["winner"]
+    except OSError:
+        return ""
+
+
+def give_place(trainer: Trainer, folder: Path) -> NoReturn:
+    """Put the run from scratch in the place of the one from weights, and go on with it.
+
+    Its configuration comes before its checkpoints: after a kill in between it begins anew, with the same bits.
+    """
+    if trainer.is_global_zero:
+        inside = folder / SCRATCH
+        for path in (*folder.glob(f"{rundir.CHECKPOINTS}/*.ckpt"), *folder.glob("events.out.*")):
+            path.unlink()
+        names = [path.relative_to(inside) for path in inside.rglob("*") if path.is_file() and path.name != rundir.LOCK]
+        for name in sorted(names, key=lambda name: name.name != rundir.CONFIG):
+            os.replace(inside / name, folder / name)
+    leave(trainer, folder)
