@@ -101,11 +101,12 @@ def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: py
 
 
 def test_who_is_ahead_by_more_than_the_noise_wins() -> None:
-    assert verdict(0.54, 0.80, 80, 0.1) == SCRATCH
-    assert verdict(0.80, 0.82, 80, 0.9) == ""
-    assert verdict(0.80, 0.82, 80, 1.0) == WEIGHTS
-    assert verdict(0.80, 0.35, 80, 0.2) == ""
-    assert verdict(0.80, 0.35, 80, 0.4) == WEIGHTS
+    assert verdict(0.54, 0.80, 80, 0.1, 5) == SCRATCH
+    assert verdict(0.80, 0.82, 80, 0.9, 40) == ""
+    assert verdict(0.80, 0.82, 80, 1.0, 40) == WEIGHTS
+    assert verdict(0.80, 0.35, 80, 0.4, 20) == ""
+    assert verdict(0.80, 0.35, 80, 0.6, 5) == ""
+    assert verdict(0.80, 0.35, 80, 0.6, 10) == WEIGHTS
     assert noise(0.5, 0.5, 100) == pytest.approx(0.0707, abs=1e-4)
     assert [round(share(minutes) / 60 / minutes, 2) for minutes in (1, 3, 10)] == [0.3, 0.3, 0.16]
 
