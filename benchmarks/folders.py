@@ -15,6 +15,8 @@ same versions of the packages give the same files; the counts are those of Debia
 | stamps | 641 + 72 | 8 | drawings and photographs with alpha | Debian tuxpaint-stamps-default, GPL-2+ |
 | solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, gray | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
 | lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licenses |
+| digits | 1,438 + 359 | 10 | handwritten digits, enlarged to 48 pixels, gray | scikit-learn, BSD |
+| spectra | 240 + 160 | 4 | lines over noise, 96 pixels, gray | drawn here |
 
 **Judge** folders: nothing is tuned on them. Five are open: their results may be looked at while work goes on. Kana and
 emoji-twitter were blind once, and have been looked at.
@@ -62,6 +64,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from sklearn.datasets import load_digits
 
 SEED = 0
 Picture = Image.Image | Path
@@ -403,6 +406,27 @@ def icons(packages: Packages, folder: Path) -> None:
     write(folder, ((name, file.stem.split("-")[0], file) for name, file in files), 0.2)
 
 
+def digits(packages: Packages, folder: Path) -> None:
+    known = load_digits()
+    pictures = (Image.fromarray((16 * each).clip(max=255).astype(np.uint8)).resize((48, 48)) for each in known.images)
+    write(folder, each_alone(zip(map(str, known.target), pictures, strict=True)), 0.2)
+
+
+def spectra(packages: Packages, folder: Path) -> None:
+    chance, side = np.random.default_rng(SEED), np.linspace(0, 1, 96)
+
+    def drawn() -> Iterator[tuple[str, Picture]]:
+        for number in range(400):
+            line = (
+                chance.uniform(0.05, 0.4) + number % 2 / 5 + chance.uniform(0.1, 0.3) * side ** chance.uniform(0.6, 1.6)
+            )
+            lines = line * (1 + np.arange(1 + number // 2 % 2 * 2)[:, None] / 4)
+            image = chance.gamma(1, 0.25, (96, 96)) + np.exp(-(((side[:, None, None] - lines) / 0.015) ** 2)).sum(1)
+            yield str(number % 4), Image.fromarray((160 * image[::-1]).clip(max=255).astype(np.uint8))
+
+    write(folder, each_alone(drawn()), 0.4)
+
+
 FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
     "fashion": fashion,
     "tiles": tiles,
@@ -417,6 +441,8 @@ FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
     "katakana": japanese(KATAKANA),
     "icons": icons,
     "surfaces": surfaces,
+    "digits": digits,
+    "spectra": spectra,
 }
 
 

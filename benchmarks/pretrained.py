@@ -4,7 +4,8 @@
 
 FOLDERS is where benchmarks/folders.py has put its folders, FILE a state dict of timm's network. The learners are
 
-- ours: `cait fit --data.root DIR --from FILE --model.name timm/NAME --minutes M`, also from a checkout TREE;
+- ours: `cait fit --data.root DIR --from FILE --model.name timm/NAME --race true --minutes M`;
+- NAME=TREE: the same without a race, from a checkout TREE; and scratch=TREE: with `--from none`;
 - probe: logistic regression on standardized features at 128 pixels, C = .1, once, in whatever time it takes;
 - fastai, by a PYTHON that has it: `vision_learner` and `fine_tune` at 128 pixels, with `aug_transforms`;
 - timm's TRAIN.PY, which no wheel holds: AdamW at 3e-4, 128 pixels, warm-up of a quarter of the epochs and 5 at most.
@@ -83,8 +84,14 @@ class Trials(Rows):
     def ours(self, row: Row, root: Path, out: Path) -> Scores:
         run, cait, tree = self.scratch / "logs" / out.name, [sys.executable, "-m", "cait"], self.places[row["learner"]]
         best = run / "checkpoints/best.ckpt"
-        asked = {"data.root": root, "from": self.weights, "model.name": f"timm/{self.network}", "run_name": run.name}
+        how = (
+            {"from": "none"}
+            if row["learner"] == "scratch"
+            else {"from": self.weights, "model.name": f"timm/{self.network}"}
+        )
+        asked = {"data.root": root, "run_name": run.name} | how
         asked |= {"minutes": self.minutes, "seed_everything": row["seed"]}
+        asked |= {"race": "true"} if row["learner"] == "ours" else {}
         found = self.timed([*cait, "fit", *(f"--{name}={value}" for name, value in asked.items())], best.exists, tree)
         asked = {"config": run / "config.yaml", "ckpt_path": best, "output": out / "scores.json"}
         self.timed([*cait, "eval", *(f"--{name}={value}" for name, value in asked.items())], tree=tree)
