@@ -413,15 +413,13 @@ def digits(packages: Packages, folder: Path) -> None:
 
 
 def spectra(packages: Packages, folder: Path) -> None:
-    chance, side = np.random.default_rng(SEED), np.linspace(0, 1, 96)
+    rng, side = np.random.default_rng(SEED), np.linspace(0, 1, 96)
 
     def drawn() -> Iterator[tuple[str, Picture]]:
         for number in range(400):
-            line = (
-                chance.uniform(0.05, 0.4) + number % 2 / 5 + chance.uniform(0.1, 0.3) * side ** chance.uniform(0.6, 1.6)
-            )
+            line = rng.uniform(0.05, 0.4) + number % 2 / 5 + rng.uniform(0.1, 0.3) * side ** rng.uniform(0.6, 1.6)
             lines = line * (1 + np.arange(1 + number // 2 % 2 * 2)[:, None] / 4)
-            image = chance.gamma(1, 0.25, (96, 96)) + np.exp(-(((side[:, None, None] - lines) / 0.015) ** 2)).sum(1)
+            image = rng.gamma(1, 0.25, (96, 96)) + np.exp(-(((side[:, None, None] - lines) / 0.015) ** 2)).sum(1)
             yield str(number % 4), Image.fromarray((160 * image[::-1]).clip(max=255).astype(np.uint8))
 
     write(folder, each_alone(drawn()), 0.4)
