@@ -84,12 +84,8 @@ class Trials(Rows):
     def ours(self, row: Row, root: Path, out: Path) -> Scores:
         run, cait, tree = self.scratch / "logs" / out.name, [sys.executable, "-m", "cait"], self.places[row["learner"]]
         best = run / "checkpoints/best.ckpt"
-        how = (
-            {"from": "none"}
-            if row["learner"] == "scratch"
-            else {"from": self.weights, "model.name": f"timm/{self.network}"}
-        )
-        asked = {"data.root": root, "run_name": run.name} | how
+        own = {"from": self.weights, "model.name": f"timm/{self.network}"}
+        asked = {"data.root": root, "run_name": run.name} | ({"from": "none"} if row["learner"] == "scratch" else own)
         asked |= {"minutes": self.minutes, "seed_everything": row["seed"]}
         asked |= {"race": "true"} if row["learner"] == "ours" else {}
         found = self.timed([*cait, "fit", *(f"--{name}={value}" for name, value in asked.items())], best.exists, tree)
