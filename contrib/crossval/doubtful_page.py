@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.extras import page
 from contrib.crossval import doubt
 
@@ -47,6 +47,6 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
 def _pixels(data: Any, path: str) -> np.ndarray:
     """An image as people see it, whole and small."""
     how = replace(data.preprocessing.reading, shrink=SIDE)  # large files are read much faster so
-    image = load_rgb(data.root / path, reading=how)
+    image = load_image(data.root / path, reading=how)
     image.thumbnail((SIDE, SIDE))
     return np.asarray(image)

@@ -41,8 +41,8 @@ def demo(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-    if loaded.data.has_own_eval_transform:
-        raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
+    if loaded.data.has_own_eval_transform or loaded.data.preprocessing.reading.reader:
+        raise UserError("the page cannot run a reader or evaluation transform of your own; `cait export` does")
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
@@ -92,7 +92,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     import numpy as np
     from PIL import Image
 
-    from cait.data.reading import UnreadableImageError, load_rgb
+    from cait.data.reading import UnreadableImageError, load_image
 
     try:
         images = loaded.validation().samples
@@ -110,7 +110,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
         with contextlib.suppress(UnreadableImageError):
             raw, label = images[number]
             if label in wanted:
-                image = load_rgb(raw, images.name(number), how.reading)
+                image = load_image(raw, images.name(number), how.reading)
                 scale = min(1, side / min(image.size))
                 copy = image.resize([max(1, round(scale * length)) for length in image.size])
                 Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
-from cait.data.reading import PUBLISHED, Reading, load_rgb, open_image, orientation
+from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
 from cait.errors import UserError
 from cait.settings import check_at_least
 
@@ -65,7 +65,7 @@ class Pixels:
         try:
             with open_image(BytesIO(data)) as image:
                 if self.raw:
-                    plain = load_rgb(image, name, Reading(self.exif_orientation, self.background))
+                    plain = load_image(image, name, Reading(self.exif_orientation, self.background))
                 elif self._size(image.size) == image.size:
                     return data
                 else:
@@ -104,7 +104,7 @@ def as_plain(image: Image.Image, name: str) -> Image.Image:
     """The image as it is stored, in mode RGBA if it has transparent pixels, otherwise in L or RGB."""
     if image.has_transparency_data:
         return image.convert("RGBA")
-    return image if image.mode == "L" else load_rgb(image, name, PUBLISHED)
+    return image if image.mode == "L" else load_image(image, name, PUBLISHED)
 
 
 def _saved(image: Image.Image, kind: str, turned: int = 1, **settings: Any) -> bytes:

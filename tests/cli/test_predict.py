@@ -20,7 +20,7 @@ import cait as package
 from cait import ckpt
 from cait.cli import main
 from cait.cli.predict import _paths
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.errors import UserError
 
 SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
@@ -52,7 +52,7 @@ def expected(path: Path, ema: bool) -> torch.Tensor:
     network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
     timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
     with torch.no_grad():
-        return network(timms(load_rgb(path))[None])[0].softmax(0)
+        return network(timms(load_image(path))[None])[0].softmax(0)
 
 
 def lines(text: str) -> list[dict]:
@@ -192,7 +192,7 @@ def test_a_loaded_module_predicts(here: Path) -> None:
         assert [*best[0]] == ["class", "index", "probability"]
         assert best[0]["probability"] == pytest.approx(expected(path, ema=True).max().item(), abs=1e-5)
         timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
-        assert (module.transform(path) - timms(load_rgb(path))).abs().max() < 1e-5
+        assert (module.transform(path) - timms(load_image(path))).abs().max() < 1e-5
     with pytest.raises(UserError, match=r"cannot read the image images/broken\.jpg: not an image"):
         module.predict(["images/broken.jpg"])
     with pytest.raises(UserError, match="there is no run logs/nowhere; runs: mixed"):

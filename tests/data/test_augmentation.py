@@ -18,7 +18,7 @@ from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import seed_generators
 from cait.data.loader import Key
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.data.transforms import ShapedCrop
 from cait.errors import UserError
 
@@ -80,7 +80,7 @@ def assert_pixels(two_classes: Path, settings: dict, transform: Callable[[Image.
         index = key[1]
         source, _ = exact.train_images.samples[index]
         seed_generators(seeds.image(0, *key))
-        reference = transform(load_rgb(source))
+        reference = transform(load_image(source))
         image = trained_on(exact, key)
         assert torch.equal(image, reference)
         moved = moved or not torch.equal(image, trained_on(plain, key))
@@ -186,7 +186,7 @@ def test_a_subclass_brings_its_own_transforms(two_classes: Path, workers: int) -
     assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*found, strict=True))
     crop = transforms.RandomCrop(SIZE, pad_if_needed=True)
     seed_generators(seeds.image(0, 0, 7, 1))
-    expected = transforms.functional.to_tensor(crop(load_rgb(data.train_images.samples[7][0])))
+    expected = transforms.functional.to_tensor(crop(load_image(data.train_images.samples[7][0])))
     expected = transforms.functional.normalize(expected, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     assert torch.equal(data.train_images[0, 7, 1][0], expected)
 
@@ -201,4 +201,4 @@ def test_evaluation_pixels_are_timms(
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct, crop_mode=crop_mode)
     for index, (path, _) in enumerate(data.val_images.samples):
-        assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], theirs(load_rgb(path)))
+        assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], theirs(load_image(path)))

@@ -27,7 +27,7 @@ from cait import seeds
 from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import scan_flat
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.data.source import open_source
 from cait.errors import UserError
 
@@ -291,9 +291,9 @@ def test_grey_of_more_than_eight_bits_is_scaled_or_refused(
     Image.fromarray(pixels).save(path := tmp_path / f"deep.{suffix}")
     if isinstance(expected, str):
         with pytest.raises(UserError, match=f"^cannot read the image {path}: .*{re.escape(expected)}"):
-            load_rgb(path)
+            load_image(path)
     else:
-        assert np.array_equal(np.asarray(load_rgb(path))[..., 1], expected)
+        assert np.array_equal(np.asarray(load_image(path))[..., 1], expected)
 
 
 @pytest.mark.parametrize("pixels", [(65535 * FLOATS).astype(np.uint16), FLOATS])
@@ -301,7 +301,7 @@ def test_tiff_files_whose_white_is_zero_are_turned(pixels: np.ndarray, tmp_path:
     found = []
     for kind in ("minisblack", "miniswhite"):
         tifffile.imwrite(tmp_path / kind, pixels, photometric=kind)
-        found.append(np.asarray(load_rgb(tmp_path / kind)))
+        found.append(np.asarray(load_image(tmp_path / kind)))
     assert np.array_equal(found[1], 255 - found[0])
 
 
@@ -309,10 +309,10 @@ def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
     deep = (257 * np.arange(192, dtype=np.uint16)).reshape(3, 8, 8)
     how: Any = dict(photometric="rgb", planarconfig="separate")
     tifffile.imwrite(tmp_path / "good.tif", deep, compression="zlib", **how)
-    assert np.array_equal(np.asarray(load_rgb(tmp_path / "good.tif")), np.moveaxis(deep >> 8, 0, -1))
+    assert np.array_equal(np.asarray(load_image(tmp_path / "good.tif")), np.moveaxis(deep >> 8, 0, -1))
     tifffile.imwrite(tmp_path / "x.tif", deep, **how)
     with pytest.raises(UserError, match="lie one after the other"):
-        load_rgb(tmp_path / "x.tif")
+        load_image(tmp_path / "x.tif")
     color = np.stack([FLOATS] * 3, axis=-1)
     for pixels, words, settings in (
         (color, "not an image that Pillow reads: save it with 8 or 16 bits", dict(photometric="rgb")),
@@ -322,9 +322,9 @@ def test_pixels_that_pillow_reads_wrong_are_refused(tmp_path: Path) -> None:
     ):
         tifffile.imwrite(tmp_path / "y.tif", pixels, **settings)
         with pytest.raises(UserError, match=words):
-            load_rgb(tmp_path / "y.tif")
+            load_image(tmp_path / "y.tif")
     with pytest.raises(UserError, match="which is white"):
-        load_rgb(Image.fromarray(np.zeros((8, 8), np.int32)))
+        load_image(Image.fromarray(np.zeros((8, 8), np.int32)))
 
 
 def wide_png(width: int, height: int) -> bytes:
@@ -371,7 +371,7 @@ def test_a_small_picture_may_not_take_much(kind: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(reading, "DECODING", (10_000, 2**16))
     (path := tmp_path / "x.jpg").write_bytes(bomb(kind))
     training = ImageNetDataModule(root=str(tmp_path)).pipeline  # an extra, which may be gone
-    for read in (load_rgb, *([lambda raw: training.open(raw, "x", True)] if training else [])):
+    for read in (load_image, *([lambda raw: training.open(raw, "x", True)] if training else [])):
         with pytest.raises(UserError, match=r"cannot read the image .*(scans are more than|far more parts or bytes)"):
             read(path)
 
@@ -391,7 +391,7 @@ def test_a_small_picture_may_not_take_much(kind: str, tmp_path: Path, monkeypatc
 def test_what_is_no_picture_or_too_large_is_refused_by_name(put: Any, words: str, tmp_path: Path) -> None:
     put(path := tmp_path / "x.png")
     with pytest.raises(UserError, match=f"^cannot read the image {path}: .*{words}"):
-        load_rgb(path)
+        load_image(path)
 
 
 def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, prepared: bool) -> None:

@@ -13,7 +13,7 @@ from timm.models._manipulate import adapt_input_conv
 
 import cait
 from cait.data.dataset import seed_generators
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.data.transforms import GREY
 from cait.errors import UserError
 from cait.model.weights import load_weights
@@ -31,7 +31,7 @@ def timms(**settings: object) -> object:
 
 def seen(path: str) -> Image.Image:
     """An image as viewers show it, in Pillow's mode L."""
-    return load_rgb(path).convert("L")
+    return load_image(path).convert("L")
 
 
 def test_imagenets_mean_and_deviation_are_weighted_as_pillow_weights_colours() -> None:
@@ -84,19 +84,20 @@ def test_a_module_and_a_data_module_of_other_channels_are_refused(two_classes: P
         trainer(max_steps=1).fit(CaiTModule(**ONE), module(two_classes, in_chans=3))
 
 
-def test_weights_of_three_channels_are_added_up_as_timm_adds_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("channels", "how"), [(1, "added up for gray images"), (5, "repeated for 5")])
+def test_weights_of_three_channels_are_fitted_as_timm_fits_them(channels: int, how: str, tmp_path: Path) -> None:
     color = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS)
     torch.save(color.state_dict(), tmp_path / "x.pth")
-    gray = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS, in_chans=1)
-    notes = load_weights(gray, tmp_path / "x.pth")
-    assert notes == ["the three channels of patch_embed.proj.weight added up for gray images"]
-    assert torch.equal(gray.patch_embed.proj.weight, adapt_input_conv(1, color.patch_embed.proj.weight))
+    other = cait.create_model("xxs24", img_size=8, num_classes=7, **FIELDS, in_chans=channels)
+    assert load_weights(other, tmp_path / "x.pth") == [f"the three channels of patch_embed.proj.weight {how}"]
+    assert torch.equal(other.patch_embed.proj.weight, adapt_input_conv(channels, color.patch_embed.proj.weight))
     images = torch.randn(2, 1, 8, 8)
-    with torch.no_grad():
-        assert torch.allclose(gray.eval()(images), color.eval()(images.expand(-1, 3, -1, -1)), atol=1e-5)
-    torch.save(gray.state_dict(), tmp_path / "gray.pth")
+    if channels == 1:
+        with torch.no_grad():
+            assert torch.allclose(other.eval()(images), color.eval()(images.expand(-1, 3, -1, -1)), atol=1e-5)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"another network: patch_embed\.proj\.weight is"):
-        load_weights(color, tmp_path / "gray.pth")
+        load_weights(color, tmp_path / "other.pth")
 
 
 def test_a_teacher_of_colours_sees_grey_in_all_channels() -> None:

@@ -11,7 +11,7 @@ from modules import images_in
 
 from cait.data import folder
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.errors import UserError
 
 module = partial(images_in, repeats=1)
@@ -109,7 +109,7 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
     data.setup("fit")
     for index in range(9):
         raw, label = data.val_images.samples[index]
-        image = load_rgb(raw)
+        image = load_image(raw)
         assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
     assert data.train_images.samples.name(4) == f"{own}:Pets/train/4"
     # An image depends only on (seed, epoch, index, repeat), not on the process, even if its item draws.

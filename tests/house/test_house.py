@@ -112,6 +112,7 @@ ELSEWHERE = {
     "contrib/runner.py": "what the run's process prints, appended",
     "contrib/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
+    "extras/channels/planes.py": "images",
     "contrib/shards/bucket.py": "shards of a data set",
     "contrib/shards/source.py": "shards of a data set",
     "contrib/shards/writer.py": "shards of a data set",

@@ -71,3 +71,7 @@ class LeavesOnce(Callback):
             if not was:
                 left.touch()
                 raise SystemExit(137)
+
+
+def planes(image, reading):
+    return torch.full((reading.in_chans, 8, 8), (reading.reader_args or {}).get("x", 0.25))

@@ -220,6 +220,8 @@ DATA: dict[str, tuple[Any, ...]] = {
     "exif_orientation": (False, batches),
     "background": ("black", batches),
     "shrink": (8, batches),
+    "reader": ("own_things:planes", batches),
+    "reader_args": ({"x": 0.5}, batches, {"reader": "own_things:planes"}),
     "batch_size": (2, batches),
     "eval_batch_size": (2, batches),
     "backend": ("timm", batches),

@@ -73,7 +73,7 @@ def train(place: Path) -> None:
 
 def logits_of(place: Path, weights: str, paths: list[Path], mirrored: bool = False) -> Tensor:
     """[len(paths), 12], a picture at a time, without a loader."""
-    from cait.data.reading import load_rgb
+    from cait.data.reading import load_image
     from cait.model.weights import load_weights
     from cait.train.module import CaiTModule
 
@@ -82,7 +82,7 @@ def logits_of(place: Path, weights: str, paths: list[Path], mirrored: bool = Fal
     load_weights(model, checkpoint, ema=weights == "ema")
     transform = create_transform(16, interpolation="bicubic", crop_pct=1.0)
     with torch.no_grad():
-        images = (transform(load_rgb(str(path)))[None] for path in paths)
+        images = (transform(load_image(str(path)))[None] for path in paths)
         return torch.cat([model(image.flip(-1) if mirrored else image) for image in images])
 
 

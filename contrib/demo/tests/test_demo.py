@@ -31,7 +31,7 @@ from PIL import Image
 
 import cait as package
 from cait.cli import main
-from cait.data.reading import Reading, load_rgb
+from cait.data.reading import Reading, load_image
 from cait.data.transforms import INTERPOLATIONS, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import values
@@ -105,7 +105,7 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **normal)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
         asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": values(how)})
-        expected.append((how, how.transform()(load_rgb(Image.fromarray(pixels), reading=reading))))
+        expected.append((how, how.transform()(load_image(Image.fromarray(pixels), reading=reading))))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
     done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
+from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_image
 from cait.data.source import open_source
 from cait.errors import UserError
 from contrib.shards.pixels import as_png
@@ -189,5 +189,5 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
     kept = as_png(Image.open(file), "it")
     assert kept.startswith(b"\x89PNG")
     for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
-        assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()
+        assert load_image(BytesIO(kept), "it", reading).tobytes() == load_image(file, "it", reading).tobytes()
         file.seek(0)

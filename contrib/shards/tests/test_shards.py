@@ -27,7 +27,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import Splits
 from cait.data.loader import TrainBatchSampler
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.data.source import open_source
 from cait.disk import file_lock, scratch
 from cait.errors import OutageError, UserError
@@ -159,7 +159,7 @@ def test_images_that_are_decoded_already_keep_their_pixels(
     for index in range(len(theirs.val_images)):
         raw, label = ours.val_images.samples[index]
         their_raw, their_label = theirs.val_images.samples[index]
-        assert load_rgb(raw).tobytes() == load_rgb(their_raw).tobytes()
+        assert load_image(raw).tobytes() == load_image(their_raw).tobytes()
         assert label == their_label
 
 

@@ -150,7 +150,7 @@ def from_checkpoint(
         load_weights(network, path, ema)
     settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
     settings |= saved.data_settings(folder) if folder else saved.of_images(prepared)
-    settings |= {"img_size": size, "in_chans": 1 if channels == 1 else 3}
+    settings |= {"img_size": size, "in_chans": channels if channels == 1 or settings.get("reader") else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
         images = kind(**saved.init_arguments(kind, settings))

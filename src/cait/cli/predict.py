@@ -87,7 +87,7 @@ def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadabl
         for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
             path = next(remaining)
             if label < 0:
-                error = _why_unreadable(path)
+                error = _why_unreadable(path, data.preprocessing.reading)
                 unreadable.append(path)
                 tell(f"cannot read {path}: {error}")
                 yield {"path": path, "error": error}
@@ -97,12 +97,12 @@ def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadabl
                 raise UserError(f"the network has no finite probabilities for {path}")
 
 
-def _why_unreadable(path: str) -> str:
+def _why_unreadable(path: str, reading: Any) -> str:
     """Why an image cannot be read. Loader processes tell only that it cannot, so read it once more."""
-    from cait.data.reading import UnreadableImageError, load_rgb
+    from cait.data.reading import UnreadableImageError, load_image
 
     try:
-        load_rgb(path)
+        load_image(path, reading=reading)
     except UnreadableImageError as error:
         return str(error).removeprefix(f"cannot read the image {path}: ")
     return "it could not be read at first"

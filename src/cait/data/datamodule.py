@@ -66,8 +66,9 @@ class ImageNetDataModule(LightningDataModule):
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
-        if (channels := preprocessing.reading.in_chans) not in (1, 3) and not self.has_own_eval_transform:
-            why = "images have 3 channels (RGB) or 1 (gray); others need a data module with transforms of your own"
+        is_own = preprocessing.reading.reader or self.has_own_eval_transform
+        if (channels := preprocessing.reading.in_chans) not in (1, 3) and not is_own:
+            why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
             raise UserError(f"--model.fields.in_chans {channels}: {why}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
@@ -171,7 +172,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def pipeline(self) -> Any:
-        """What an extra brings to read training images faster than timm does, unless `backend` is "timm"; or None.
+        """What an extra brings to read training images in RGB faster than timm does, or None; `backend` may forbid it.
 
         It is made of `preprocessing` and `augmentation`, and has
         - `open(raw, name, whole)`: opens an image for one crop, or decodes it whole for several;
@@ -180,7 +181,8 @@ class ImageNetDataModule(LightningDataModule):
         - `name`, which checkpoints hold: a run does not resume with another;
         - `how_read`: what decodes, in a few words.
         """
-        found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
+        may = self.loading.backend == "auto" and not self.preprocessing.reading.reader
+        found = plugins.of_kind("TRAIN_PIPELINE") if may else []
         return references.locate(found[0])(self.preprocessing, self.augmentation) if found else None
 
     @cached_property
@@ -193,7 +195,8 @@ class ImageNetDataModule(LightningDataModule):
 
     def how_read(self) -> str:
         """What decodes the training images."""
-        return self.pipeline.how_read if self.train_transform is self.pipeline else "Pillow"
+        other = self.preprocessing.reading.reader or "Pillow"
+        return self.pipeline.how_read if self.train_transform is self.pipeline else other
 
     # Lightning's hooks
 

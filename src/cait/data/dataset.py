@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from cait import seeds
 from cait.data.loader import Key
-from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_rgb
+from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_image
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -147,7 +147,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
 
     samples: Samples
     transform: Callable[[Any], Tensor]
-    """Takes a PIL image and returns [3, S, S]."""
+    """Takes a PIL image or planes, and returns [C, S, S]."""
     unreadable: UnreadableImages
     reading: Reading
 
@@ -158,10 +158,11 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         seed_generators(seeds.image(0, 0, index, 0))
         try:
             raw, label = self.samples[index]
-            image = load_rgb(raw, self.samples.name(index), self.reading)
+            image = load_image(raw, self.samples.name(index), self.reading)
         except UnreadableImageError as error:
             self.unreadable.note(self.samples.name(index), str(error))
-            image, label = Image.new("RGB", (8, 8)), NO_LABEL
+            planes = torch.zeros(self.reading.in_chans, 8, 8)
+            image, label = planes if self.reading.reader else Image.new("RGB", (8, 8)), NO_LABEL
         return channels_last(self.transform(image)), label
 
 

@@ -21,6 +21,8 @@ EXTENSIONS = (
     *(HEIF if find_spec("pillow_heif") else ()),
 )
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
+ARRAYS = (".npy", ".dcm", ".dicom")
+"""Suffixes of what a `reader` may read; they are listed where there is nothing else."""
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
 HIDDEN = (".", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
@@ -80,7 +82,7 @@ def below(root: str | Path, path: str) -> str:
     return path.removeprefix(os.path.join(root, ""))
 
 
-def list_images(folder: Path, names: Sequence[str]) -> Files:
+def list_images(folder: Path, names: Sequence[str], suffixes: tuple[str, ...] = EXTENSIONS) -> Files:
     """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each folder is listed once. What is `HIDDEN` is left out, because viewers put small copies
@@ -102,14 +104,14 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
                         raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
                     for name in files:
                         path = os.path.join(place, name)
-                        if is_image(name):
+                        if name.lower().endswith(suffixes):
                             yield path[start:], label
                         else:
                             left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])
 
     found = Files(samples(), str(folder))
     found.left_out = left_out
-    return found
+    return found if found or suffixes == ARRAYS else list_images(folder, names, ARRAYS)
 
 
 def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:

@@ -1,4 +1,4 @@
-"""One image from its file, as RGB; and the images that cannot be read: listed in a file, too many end the run.
+"""An image from its file, as RGB or planes; and the images that cannot be read: listed in a file, too many end the run.
 
 `open_image` opens every picture of this package, so its bounds hold wherever one is read.
 """
@@ -19,6 +19,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, T
 
 from cait.disk import TABLE, open_file
 from cait.errors import UserError, tell
+from cait.references import locate
 from cait.settings import check_at_least
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
@@ -63,7 +64,7 @@ ORIENTATIONS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file becomes RGB."""
+    """How a file becomes RGB, or by a `reader` planes of numbers."""
 
     exif_orientation: bool = True
     """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
@@ -76,9 +77,16 @@ class Reading:
     None leaves it as it is."""
     in_chans: int = 3
     """Channels of the network. 1 makes images gray, as Pillow's mode L; in RGB, until they are normalized."""
+    reader: str | None = None
+    """What reads images in Pillow's place, as "package.module:function". It is called with an image, mostly a path, and
+    a `Reading`, and returns planes, float32 [in_chans, height, width], NaN where a number is missing."""
+    reader_args: dict[str, Any] | None = None
+    """Arguments for `reader`, which finds them in the `Reading` that it gets."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
+        if self.reader_args and self.reader is None:
+            raise UserError("data.reader_args are for data.reader, which is not set")
         with suppress(ValueError):
             if self.background is None or len(ImageColor.getrgb(self.background)) == 3:  # opaque
                 return
@@ -177,12 +185,14 @@ def check_size(width: int, height: int) -> None:
         raise ValueError(f"one side of its {width:,} × {height:,} pixels is over {MOST_ASPECT:,} times the other")
 
 
-def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
+def load_image(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Any:
     """Read an image in any of `FORMATS` and of Pillow's modes as RGB; errors call it by its path, or else by `name`.
 
-    Raises UnreadableImageError if the file is missing, truncated, too large or not an image.
+    With a reader it is planes. Raises UnreadableImageError if the file is missing, truncated, too large or no image.
     """
     try:
+        if reading.reader is not None:
+            return locate(reading.reader)(image, reading)
         with open_image(image) as opened:
             if reading.shrink is not None and opened is not image:  # it would change the caller's image
                 opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times

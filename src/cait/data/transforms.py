@@ -12,9 +12,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create
 from timm.data.transforms import RandomResizedCropAndInterpolation, ResizeKeepRatio
 from torch import Tensor
 from torchvision.transforms import Compose
-from torchvision.transforms.functional import crop
+from torchvision.transforms.functional import crop, get_dimensions
 
-from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
+from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
 from cait.errors import UserError
 from cait.references import locate
 from cait.settings import check_at_least, check_choice, check_range
@@ -42,13 +42,15 @@ class Preprocessing:
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the color `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike."""
+    """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike.
+    Planes are as their reader makes them."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalization, given as `mean` is."""
     reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
-        check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
+        filters = INTERPOLATIONS[:3] if self.reading.reader else INTERPOLATIONS  # torch resizes planes
+        check_choice(self, {"interpolation": filters, "fit": get_args(Fit)})
         check_at_least(self, 1, "img_size")
         check_range(self, "(0, 1]", "crop_pct")
         check_range(self, "(-inf, inf)", "mean")
@@ -56,27 +58,42 @@ class Preprocessing:
         mean, std, gray = [*self.mean], [*self.std], self.reading.in_chans == 1
         if gray:
             mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
-        if {len(mean), len(std)} != {1 if gray else 3}:
-            numbers = "one number" if gray else "three numbers"
+        if {len(mean), len(std)} != {channels := self.reading.in_chans if self.reading.reader or gray else 3}:
+            numbers = {1: "one number", 3: "three numbers"}.get(channels, f"{channels} numbers")
             raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
         vars(self).update(mean=mean, std=std)
 
     def transform(self) -> Compose:
-        """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
+        """timm's evaluation transform, from a PIL image to uint8 [3, S, S], or planes to normalized float32."""
         how: dict[str, Any] = dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
         transform: Compose = create_transform(is_training=False, **how, **self.timms())
         if self.fit == "pad":
-            transform.transforms[0].get_params = size_to_pad
-        return transform
+            resize, pad = transform.transforms[:2]
+            resize.get_params, pad.fill = size_to_pad, 0 if self.first else pad.fill
+        return Compose([*self.first, *transform.transforms])
 
-    def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
+    @property
+    def first(self) -> list[Callable[[Tensor], Tensor]]:
+        """What comes before timm's transforms, which take planes as they take images."""
+        return [self.normalize] if self.reading.reader else []
+
+    def normalize(self, planes: Tensor) -> Tensor:
+        """Normalize planes of any size; a missing number becomes 0, the mean."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((planes - mean) / std).nan_to_num(0.0, 0.0, 0.0)
+
+    def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image | Tensor:
         """Open an image for the transforms, for one crop or `whole`."""
-        return load_rgb(raw, name, self.reading)
+        return load_image(raw, name, self.reading)
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
         mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # gray is still in RGB
-        return dict(input_size=(3, self.img_size, self.img_size), interpolation=self.interpolation, mean=mean, std=std)
+        channels = 3
+        if self.first:
+            channels, mean, std = self.reading.in_chans, (0.0,), (1.0,)
+        size = (channels, self.img_size, self.img_size)
+        return dict(input_size=size, interpolation=self.interpolation, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -116,15 +133,17 @@ class Augmentation:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalized."""
+        """timm's training transform, from a PIL image or planes to float32 [C, img_size, img_size], normalized."""
+        if preprocessing.first and (self.auto_augment or self.color_jitter):
+            raise UserError("auto_augment and color_jitter are for RGB: beside data.reader set both to null")
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if preprocessing.fit != "crop":
-            squared = replace(preprocessing, crop_pct=1.0).transform().transforms[:2]
+            squared = replace(preprocessing, crop_pct=1.0).transform().transforms[-3:-1]
             first[:1] = [ShapedCrop(self.scale, self.ratio), *squared]
         if len(preprocessing.mean) == 1:
             final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
-        return Compose([*first, *policy, *self.own_operations(), *final])
+        return Compose([*preprocessing.first, *first, *policy, *self.own_operations(), *final])
 
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
@@ -160,8 +179,9 @@ class ShapedCrop:
         left, columns = left * width // side, round(columns * width / side)
         return top, left, max(1, rows), max(1, columns)
 
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return crop(image, *self.box(*image.size))
+    def __call__(self, image: Any) -> Any:
+        _, height, width = get_dimensions(image)
+        return crop(image, *self.box(width, height))
 
 
 class NormalizeAndErase:

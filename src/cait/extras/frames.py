@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from cait.data.folder import FolderSource
-from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
+from cait.data.reading import AS_SEEN, Reading, load_image, open_image
 from cait.extras.features import evenly
 
 LOOKED_AT, SIDE = 50, 32
@@ -56,4 +56,4 @@ def _read(name: str) -> np.ndarray:
 def thumbnail(image: Image.Image, reading: Reading = AS_SEEN) -> np.ndarray:
     """An image that is open, in small: float32 [SIDE, SIDE, 3] of 0 to 255. Raises any kind of error."""
     image.draft("RGB", (2 * SIDE, 2 * SIDE))  # of a JPEG file decode an eighth
-    return np.asarray(load_rgb(image, reading=reading).resize((SIDE, SIDE)), np.float32)
+    return np.asarray(load_image(image, reading=reading).resize((SIDE, SIDE)), np.float32)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from cait.data.transforms import Preprocessing
 
+SHOWN = "planes: of channels 0, 1 and 2, or 0 alone, the mean ± 2 deviations"
 style.use("tableau-colorblind10")
 mpl.rcParams.update(
     {
@@ -51,7 +52,10 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
 
 
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
-    """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
+    """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]; planes as `SHOWN` says."""
+    if preprocessing.reading.reader:
+        image = (image[:3] if len(image) >= 3 else image[:1]) / 4 + 0.5
+        return (255 * image.float().cpu().permute(1, 2, 0).clip(0, 1)).byte().numpy().repeat(3 // len(image), axis=2)
     mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
     values = (image.float().cpu().permute(1, 2, 0).numpy() * std + mean) * 255
     return values.round().clip(0, 255).astype(np.uint8).repeat(3 // values.shape[2], axis=2)

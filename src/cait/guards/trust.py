@@ -1,7 +1,7 @@
 """What the files of a run may do without leave: a run's folder may be a stranger's.
 
 A run that names no code needs no leave. One that does needs --trust-config, unless this account has signed its
-config.yaml as it is. `code_in` says what names code; classes of `PUBLIC` do not. `resume` and `eval` take all of
+config.yaml as it is. `code_in` says what names code; what is `PUBLIC` does not. `resume` and `eval` take all of
 config.yaml. Other verbs take the weights, the names of the classes, where the images are and how they are prepared.
 """
 
@@ -19,8 +19,8 @@ from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, flatten
 
-PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*")
-"""Classes that any run may name: no function is among them."""
+PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*|cait\.extras\.\w+\.planes:read")
+"""Classes that any run may name: no function is among them but the readers of extras."""
 FILES = ("config", "data", "ema", "model", "trainer")
 """Settings that, where they are text, name a file of settings."""
 ELSEWHERE = re.compile(r"data\.data_dir|\w+_args\b")

@@ -101,7 +101,7 @@ def load_weights(
 
     - All names may be behind one prefix; what is not behind it is left out.
     - Positions of another resolution are resized, in networks of timm by timm.
-    - A convolution of three channels for one: it adds them up, as timm does.
+    - A convolution of three channels for another number: they are added up, or repeated, as timm does.
     - The head keeps the values that `model` has if the file has none, or one for another number of classes, or is
       a checkpoint of our runs whose classes are not `own_classes`; if only their order is another, its rows follow.
 
@@ -196,6 +196,8 @@ def preparation(known: Any) -> dict[str, Any]:
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
+    from timm.models import adapt_input_conv
+
     weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
@@ -203,10 +205,11 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
             notes.append(HEAD_ANEW)
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
-            is_of_colours = state[key].ndim == 4 and state[key].shape[1] == 3
-            if is_of_colours and weights[key].shape == state[key][:, :1].shape:
-                state[key] = state[key].sum(1, keepdim=True)
-                notes.append(f"the three channels of {key} added up for gray images")
+            is_of_colours = state[key].ndim == weights[key].ndim == 4 and state[key].shape[1] == 3
+            if is_of_colours and (channels := weights[key].shape[1]) != 3:
+                state[key] = adapt_input_conv(channels, state[key])
+                how = "added up for gray images" if channels == 1 else f"repeated for {channels}"
+                notes.append(f"the three channels of {key} {how}")
         if differs := difference(weights, state):
             raise UserError(differs)
     except UserError as error:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cait.data.dataset import channels_last
-from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
+from cait.data.reading import AS_SEEN, RawImage, check_raw, load_image
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.model.network import in_evaluation
@@ -28,7 +28,7 @@ def transform(module: Any, image: RawImage) -> Tensor:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
         known = group(Preprocessing, module.preprocessing)
         module.reading, module.eval_transform = module.reading or known.reading, known.transform()
-    pixels = module.eval_transform(load_rgb(image, reading=module.reading or AS_SEEN))
+    pixels = module.eval_transform(load_image(image, reading=module.reading or AS_SEEN))
     if pixels.dtype != torch.uint8:
         return pixels
     return NormalizeAndErase(module.hparams["mean"], module.hparams["std"])(channels_last(pixels)[None])[0]

@@ -79,8 +79,9 @@ def load_teacher(
         if not known:  # a backbone, as DINOv3's
             raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
         img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
-    if len(own[0]) < len(students[0]):
-        raise UserError(f"the teacher {name} takes gray images, the student RGB: give it --model.fields.in_chans 1")
+    if len(students[0]) not in (1, wanted := len(own[0])):
+        problem = f"the teacher {name} takes {wanted} channels, the student {len(students[0])}"
+        raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
     return Teacher(teacher, own, img_size, students)

@@ -3,16 +3,18 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 from rich.progress import Progress
 
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, not_listed
 from cait.data.listing import Files, same_bytes
-from cait.data.reading import load_rgb
+from cait.data.reading import Reading, load_image
 from cait.data.source import open_source
 from cait.errors import UserError, console, say, tell
 from cait.extras.features import evenly
@@ -29,6 +31,7 @@ def check(arguments: list[str], program: Program) -> None:
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     many = "how many to decode, evenly over all; default 2000"
     options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
+    options.add_argument("--reader", metavar="PATH", help="what reads planes, as --data.reader")
     given = options.parse_args(arguments)
     root = given.root
     if not root.is_dir():
@@ -36,7 +39,7 @@ def check(arguments: list[str], program: Program) -> None:
     if any(root.glob("ILSVRC2012_*.tar")) and not (root / "train").is_dir():
         raise UserError(f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them")
     doubtful: list[str] = []
-    wrong = list(_faults(open_source(str(root)), given.images, doubtful))
+    wrong = list(_faults(open_source(str(root)), given, doubtful))
     for line in wrong:
         say(f"wrong: {line}")
     if wrong:
@@ -45,7 +48,7 @@ def check(arguments: list[str], program: Program) -> None:
     say(f"{root} {verdict}")
 
 
-def _faults(source: Any, images: int, doubtful: list[str]) -> Iterator[str]:
+def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
     """What a run would refuse, or else what is damaged or left out by mistake; `doubtful` gets what it would take."""
     if hasattr(source, "verify") and (damaged := list(source.verify())):  # as that of shards does
         yield from damaged
@@ -61,7 +64,7 @@ def _faults(source: Any, images: int, doubtful: list[str]) -> Iterator[str]:
             yield f"{source.root}{not_listed(source.left_out)}"
         doubtful += _told(_copies(source.train, source.val), "the same bytes")
         doubtful += filter(None, [told_of_frames(source)])
-    seen, unreadable = _decoded(train, val, images)
+    seen, unreadable = _decoded(train, val, given.images, Reading(reader=given.reader, in_chans=0))
     yield from unreadable
     doubtful += _told(_near_equal(seen), "near-equal")
     for line in doubtful:
@@ -125,25 +128,31 @@ def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
         yield f"{count:,} images are there twice ({how}), {kind}: {', '.join(some[kind])}{more}"
 
 
-def _decoded(train: Any, val: Any, images: int) -> tuple[list[Seen], list[str]]:
-    """Decode `images` images, spread evenly over both sets. Returns them, and a line for each that cannot be read."""
+def _decoded(train: Any, val: Any, images: int, how: Reading) -> tuple[list[Seen], list[str]]:
+    """Decode `images` images, spread evenly over both sets. Returns them, and a line for each that cannot be read.
+
+    Planes are only read; all must have the channels of the first.
+    """
     import imagehash
 
     seen: list[Seen] = []
     unreadable: list[str] = []
-    total = len(train) + len(val)
+    total, planes = len(train) + len(val), 0
     places = evenly(total, images)
     for place in places:
         samples, index = (train, place) if place < len(train) else (val, place - len(train))
         try:
             raw, label = samples[index]
-            image = load_rgb(raw, samples.name(index))
+            image = load_image(raw, samples.name(index), how)
         except UserError as error:
             unreadable.append(str(error))
+            continue
+        if not isinstance(image, Image.Image):
+            how, planes = replace(how, in_chans=len(image)), planes + 1
             continue
         thumbnail = np.asarray(image.resize((SIDE, SIDE)))
         seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
     spread = "" if len(places) == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
-    print(f"decoded {len(seen):,} images{spread}{failed}")
+    print(f"decoded {len(seen) + planes:,} images{spread}{failed}")
     return seen, unreadable

@@ -31,7 +31,7 @@ from cait.data.reading import (
     UnreadableImageError,
     check_scans,
     check_size,
-    load_rgb,
+    load_image,
     open_bytes,
     orientation,
 )
@@ -172,7 +172,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
 
 
 def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
-    return DecodedImage(np.asarray(load_rgb(raw, name, reading)))
+    return DecodedImage(np.asarray(load_image(raw, name, reading)))
 
 
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:

@@ -125,7 +125,7 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
 def report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     """Print what is in the folder, and the reasons of the recipe."""
     held = " (held out, see validation.csv)" if source.holds_out else ""
-    color = "gray" if folder.gray else "color"
+    color = "planes" if recipe.held.get("data.reader") else "gray" if folder.gray else "color"
     images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
     say(f"recipe    chosen for {source.root}, because no --config is given")
     for topic, text in [("images", f"{images}{color}, about {folder.side} pixels"), *recipe.lines]:

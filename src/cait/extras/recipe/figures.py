@@ -8,7 +8,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from PIL import Image
 
 from cait import cores
 from cait.data.folder import FolderSource
-from cait.data.reading import AS_SEEN, Reading, open_image
+from cait.data.reading import AS_SEEN, Reading, load_image, open_image
 from cait.errors import UserError
 from cait.extras.frames import thumbnail
 from cait.model.network import InitialWeights, NetworkSettings
@@ -109,11 +110,11 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
     sides, megapixels, thumbs = [], [], []
     for index in looked_at:
         # A run counts and names those that cannot be read.
-        with contextlib.suppress(Exception), open_image(train.name(index)) as image:
+        with contextlib.suppress(Exception), _opened(train.name(index), reading) as image:
             sides.append(min(image.size))
             megapixels.append(image.width * image.height / 1e6)
             if index in decoded:
-                thumbs.append(thumbnail(image, reading))
+                thumbs.append(thumbnail(image, replace(reading, reader=None, reader_args=None)))
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs)
@@ -132,6 +133,13 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )
+
+
+def _opened(name: str, reading: Reading) -> Any:
+    """An image that is open; of planes a gray one of their size, whose mean and deviation another extra measures."""
+    if reading.reader is None:
+        return open_image(name)
+    return Image.new("L", load_image(name, reading=reading).shape[:0:-1])
 
 
 def most_epochs(from_weights: bool, steps: float) -> int:

@@ -22,7 +22,7 @@ from cait import plugins
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
-from cait.data.reading import UnreadableImageError, load_rgb
+from cait.data.reading import UnreadableImageError, load_image
 from cait.errors import UserError, say
 from cait.extras import curves, page, plots
 from cait.extras.display import network_name
@@ -68,6 +68,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     fields = loaded.module.hparams.get("fields") if loaded.module else None
     name, size = network_name(loaded.name, fields), loaded.data.img_size
     facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
+    facts += [("pixels", plots.SHOWN)] if loaded.data.preprocessing.reading.reader else []
     sections: list[Section] = []
     try:
         sections.append(_maps(loaded, given, output))
@@ -115,7 +116,7 @@ def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, N
         if not place.exists():
             raise UserError(f"there is no image {place}")
         for path in [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]:
-            image = load_rgb(path, reading=data.preprocessing.reading)
+            image = load_image(path, reading=data.preprocessing.reading)
             yield f"{path.parent.name}/{path.stem}", channels_last(data.eval_transform(image)), None
 
 

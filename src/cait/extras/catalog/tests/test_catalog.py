@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.errors import UserError
 
 module = partial(images_in, repeats=1)
@@ -149,7 +149,7 @@ def test_hugging_faces_sets_are_read_by_name(
     assert data.class_names == ["cat", "dog"]
     data.setup("fit")
     assert (len(data.train_images), len(data.val_images)) == (8, 4)
-    found = [(load_rgb(source), label) for source, label in map(data.val_images.samples.__getitem__, range(4))]
+    found = [(load_image(source), label) for source, label in map(data.val_images.samples.__getitem__, range(4))]
     assert sorted(label for _, label in found) == [0, 0, 1, 1]
     expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
     assert {image.tobytes(): label for image, label in found} == expected

@@ -11,7 +11,7 @@ import pytest
 from encoded_image import encoded
 from PIL import ExifTags, Image, ImageOps
 
-from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
+from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_image
 from cait.errors import UserError
 from cait.extras.fast_input import decode
 from cait.extras.fast_input.decode import Decoder, JpegStream, open_image
@@ -75,7 +75,7 @@ def files(photographs: list[Image.Image]) -> dict[str, bytes]:
 def oracle(data: bytes) -> np.ndarray | None:
     """Pillow's pixels, None where it refuses."""
     try:
-        return np.asarray(load_rgb(BytesIO(data), "it"))
+        return np.asarray(load_image(BytesIO(data), "it"))
     except UserError:
         return None
 
@@ -119,7 +119,7 @@ def test_every_kind_of_file_has_pillows_pixels(files: dict[str, bytes], decoder:
         assert assert_as_pillow(data, decoder, name), name
         (tmp_path / name).write_bytes(data)
         for reading in (AS_SEEN, Reading(in_chans=1), Reading(shrink=30)):
-            pixels = np.asarray(load_rgb(BytesIO(data), "it", reading))
+            pixels = np.asarray(load_image(BytesIO(data), "it", reading))
             for whole in (False, True):
                 image = open_image(str(tmp_path / name), "", whole, decoder, reading)
                 assert image.size == (pixels.shape[1], pixels.shape[0])

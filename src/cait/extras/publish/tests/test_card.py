@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from cait import ckpt
 from cait.cli import main
-from cait.data.reading import Reading, load_rgb
+from cait.data.reading import Reading, load_image
 from cait.extras.display import network_name
 from cait.extras.publish import card as hub_card
 from cait.plugins import Results
@@ -118,7 +118,7 @@ def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fie
     Image.fromarray(colors, "CMYK").save(tmp_path / "cmyk.jpg", exif=exif)
     for file in tmp_path.iterdir():
         exec(imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]())
-        assert np.array_equal(seen["image"].convert("RGB"), load_rgb(file, reading=reading)), file.name
+        assert np.array_equal(seen["image"].convert("RGB"), load_image(file, reading=reading)), file.name
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:

@@ -19,7 +19,7 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_co
 
 import cait
 from cait.cli import main
-from cait.data.reading import load_rgb
+from cait.data.reading import load_image
 from cait.errors import UserError
 from cait.extras.publish import exporting
 from cait.extras.publish.exporting import export
@@ -211,7 +211,7 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
     told = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
     assert told["input_size"] == (1, 8, 8)
     theirs = create_transform(**told)(photographs[0].convert("L"))
-    ours = data.eval_transform(load_rgb(photographs[0], reading=data.preprocessing.reading))
+    ours = data.eval_transform(load_image(photographs[0], reading=data.preprocessing.reading))
     assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 

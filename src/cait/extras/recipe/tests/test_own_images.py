@@ -22,7 +22,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import not_listed
 from cait.data.listing import OTHER
 from cait.data.loader import Balanced, TrainBatchSampler, occurrences, shares
-from cait.data.reading import AS_SEEN, Reading, load_rgb
+from cait.data.reading import AS_SEEN, Reading, load_image
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.display import duration
@@ -108,7 +108,7 @@ def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Im
     for path, label in (*source.train, *source.val):
         photo = photographs[label]
         expected = photo.transpose(Image.Transpose.ROTATE_270) if path.endswith("HEIC") else photo
-        assert np.abs(np.asarray(load_rgb(path), int) - np.asarray(expected, int)).mean() < 4
+        assert np.abs(np.asarray(load_image(path), int) - np.asarray(expected, int)).mean() < 4
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,15 @@ def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
     size: tuple[int, int], halved: tuple[int, int], photographs: list[Image.Image], tmp_path: Path
 ) -> None:
     photo, shrunk = photographs[0].resize(size), Reading(shrink=50)
-    assert load_rgb(photo, reading=shrunk).size == halved
+    assert load_image(photo, reading=shrunk).size == halved
     means = np.asarray(photo, np.float64)
     while min(means.shape[:2]) >= 100:  # the mean of four pixels, or of two or one at an odd side
         padded = np.pad(means, [(0, side % 2) for side in means.shape[:2]] + [(0, 0)], mode="edge")
         means = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3).mean((1, 3))
-    np.testing.assert_allclose(np.asarray(load_rgb(photo, reading=shrunk)), means, atol=3)
+    np.testing.assert_allclose(np.asarray(load_image(photo, reading=shrunk)), means, atol=3)
     photo.save(tmp_path / "photo.jpg")
     with Image.open(tmp_path / "photo.jpg") as opened:
-        assert load_rgb(opened, reading=shrunk).size == halved
+        assert load_image(opened, reading=shrunk).size == halved
         assert opened.size == size  # the caller's image is as it was
 
 

@@ -1,0 +1,144 @@
+"""`--data.reader cait.extras.channels.planes:read`: the numbers of .npy, TIFF, DICOM and PNG files as they are.
+
+Whole numbers are divided by the largest of their type. Others stay as they are, and DICOM's are in its own units.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.io import decode_image
+
+from cait.data.reading import MOST_BYTES, Reading, UnreadableImageError, check_size, load_image, open_bytes, open_image
+from cait.errors import UserError, tell_once, to_install
+from cait.extras.features import evenly
+
+SAMPLE = 500
+"""Training images that are read for their mean, evenly over all."""
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""How a TIFF file begins; the last two are of BigTIFF."""
+GDAL_NODATA = 42113
+"""The tag of a TIFF file for the value that stands for none."""
+
+
+def read(image: Any, reading: Reading) -> Tensor:
+    """Planes of a path or an open file, as `Reading.reader` says; if `in_chans` is 0, those that there are.
+
+    Raises any kind of error if they cannot be read, or are of another number.
+    """
+    with open_bytes(image) as file:
+        planes = numbers(file.read(MOST_BYTES), reading.in_chans, **reading.reader_args or {})
+    if reading.in_chans not in (0, planes.shape[2]):
+        raise ValueError(f"it has {planes.shape[2]} channels, not {reading.in_chans}")
+    found: Any = torch.from_numpy(planes).permute(2, 0, 1)
+    while reading.shrinks(found.shape[1:]):
+        found = F.avg_pool2d(found, 2)
+    return found
+
+
+def numbers(
+    data: bytes, in_chans: int, bands: Sequence[int] | None = None, nodata: float | None = None, window: Any = None
+) -> np.ndarray:
+    """The numbers in a file as float32 [height, width, channels], NaN where one is missing. Raises any kind of error.
+
+    Args:
+        in_chans: the channels of an array, if its first and its last axis may be them; otherwise the shorter one is.
+        bands: the channels to take, from 0 on; None takes all.
+        nodata: a value that stands for none, beside the file's own.
+        window: of DICOM, its center and width, or "file" for what the file says.
+    """
+    missing = None
+    if data[128:132] == b"DICM":  # first: what precedes it may look like TIFF
+        pixels = _dicom(data, window)
+    elif data.startswith(TIFF):
+        pixels, missing = _tiff(data)
+    elif data.startswith(b"\x93NUMPY"):
+        pixels = np.atleast_3d(np.load(BytesIO(data), allow_pickle=False))
+        first, last = pixels.shape[0], pixels.shape[-1]
+        if last != in_chans and (first == in_chans or first < last):
+            pixels = np.moveaxis(pixels, 0, -1)
+    else:
+        with open_image(
+            BytesIO(data)
+        ):  # which has its bounds; torchvision decodes, because Pillow cuts colors to 8 bits
+            encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pixels = decode_image(encoded, "UNCHANGED").permute(1, 2, 0).numpy()
+    if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
+        raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels")
+    check_size(*pixels.shape[1::-1])
+    planes = (pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1)).astype(np.float32)
+    for value in (nodata, missing):
+        planes[np.isinf(planes) | (pixels == value)] = np.nan
+    return planes if bands is None else planes[..., [*bands]]
+
+
+def _tiff(data: bytes) -> tuple[np.ndarray, Any]:
+    """The planes of a TIFF file, interleaved, one after the other or a page each, and its value for none."""
+    from tifffile import TiffFile
+
+    with TiffFile(BytesIO(data)) as opened:
+        series = opened.series[0]  # others are smaller copies
+        if series.size > MOST_BYTES // 4:
+            raise ValueError(f"its {series.size:,} numbers are too many")
+        pixels = np.moveaxis(series.asarray(), [series.axes.index(axis) for axis in "YX"], [0, 1])
+        page = series.keyframe
+        return np.atleast_3d(pixels), page.nodata if GDAL_NODATA in page.tags else None
+
+
+def _dicom(data: bytes, window: Any) -> np.ndarray:
+    """A DICOM image, its frames as channels: rescaled, windowed if asked for, bright where a viewer shows it bright."""
+    from pydicom import dcmread
+    from pydicom.pixels import apply_modality_lut, apply_windowing
+
+    held = dcmread(BytesIO(data))
+    frames, is_color = int(held.get("NumberOfFrames") or 1), held.SamplesPerPixel > 1
+    if held.Columns * held.Rows * held.SamplesPerPixel * frames > MOST_BYTES // 4:
+        raise ValueError(f"its {frames:,} frames of {held.Columns:,} × {held.Rows:,} pixels are too large")
+    if held.PhotometricInterpretation == "PALETTE COLOR":
+        raise ValueError("its colors are in a palette")
+    values = apply_modality_lut(stored := held.pixel_array, held)
+    if window is not None:
+        if window != "file":
+            held.WindowCenter, held.WindowWidth = window
+        elif "WindowCenter" not in held:
+            raise ValueError("it has no window")
+        values = apply_windowing(values, held)
+    if held.PhotometricInterpretation == "MONOCHROME1":  # the least number is white
+        least = -(2 ** (held.BitsStored - 1)) if held.PixelRepresentation else 0
+        values = apply_modality_lut(np.array([least, least + 2**held.BitsStored - 1]), held).sum() - values
+    values = np.where(stored == held.get("PixelPaddingValue"), np.nan, values)
+    return np.atleast_3d(np.moveaxis(values, 0, -1) if values.ndim == 3 and not is_color else values)
+
+
+def measure(samples: Any, reading: Reading) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel, of a sample without its missing numbers; a line says what was found.
+
+    The channels are `reading.in_chans`, or if that is 0 those of the first image. Raises UserError if none can be read.
+    """
+    read, pixels, problems = 0, 0, list[str]()
+    totals: Any = 0  # numbers that are not missing, their sum and that of their squares, for each channel
+    for place in evenly(len(samples), SAMPLE):
+        try:
+            planes = load_image(samples[place][0], samples.name(place), reading)
+        except UnreadableImageError as error:
+            problems.append(str(error))
+            continue
+        reading, read, pixels = replace(reading, in_chans=len(planes)), read + 1, pixels + planes.numel()
+        values = planes.flatten(1).double()
+        totals += torch.stack([(~values.isnan()).sum(1), values.nansum(1), (values**2).nansum(1)])
+    if not read:
+        remedy = f"; TIFF and DICOM need {to_install('[channels]')}" if "No module" in problems[0] else ""
+        raise UserError(f"no training image can be read as planes: {problems[0]}{remedy}")
+    mean, squares = totals[1:] / totals[0].clamp(min=1)
+    std = (squares - mean**2).clamp(min=0).sqrt()
+    std[std <= 1e-6 * mean.abs()] = 1  # of a channel that is the same everywhere
+    line = f"{len(mean)} channels, mean and deviation of {read:,} of {len(samples):,} training images"
+    if missing := pixels - int(totals[0].sum()):
+        line += f"; {missing:,} numbers ({missing / pixels:.1%}) are missing and count as the mean"
+    tell_once("; ".join([f"planes    {line}", *problems[:3]]))
+    return mean.tolist(), std.tolist()

@@ -1,0 +1,237 @@
+"""Planes: read to the bit beside the libraries' own readers, learned from, resumed, exported."""
+
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import REPO, rows
+from PIL import Image
+from same import same
+from timm.data import create_transform
+
+import cait
+from cait.cli import main
+from cait.data.dataset import seed_generators
+from cait.errors import UserError
+from cait.extras.channels import CHANNELS, holds_planes, settings_for
+from cait.extras.channels.planes import numbers
+
+tifffile, pydicom = pytest.importorskip("tifffile"), pytest.importorskip("pydicom")
+READER = "cait.extras.channels.planes:read"
+DRAWN = np.random.default_rng(0)
+FIVE = DRAWN.integers(0, 2**16, (6, 9, 5), dtype=np.uint16)
+FLOATS, PAGES = FIVE / np.float32(7), np.moveaxis(FIVE, 2, 0)
+DICOM = Path(pydicom.__file__).parent / "data/test_files"
+
+
+def tiff(planes: np.ndarray, **how: Any) -> bytes:
+    file = BytesIO()
+    tifffile.imwrite(file, planes, **{"photometric": "minisblack", "planarconfig": "contig"} | how)
+    return file.getvalue()
+
+
+def npy(planes: np.ndarray) -> bytes:
+    file = BytesIO()
+    np.save(file, planes)
+    return file.getvalue()
+
+
+def png(planes: np.ndarray) -> bytes:
+    """A PNG file of 16 bits, of uint16 [height, width, 1 or 3]; Pillow writes none in color."""
+    height, width, channels = planes.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, 0 if channels == 1 else 2, 0, 0, 0)
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in planes)
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
+        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return file
+
+
+FILES: dict[str, tuple[bytes, np.ndarray]] = {
+    "interleaved, 16 bits": (tiff(FIVE), FIVE),
+    "planar, 8 bits": (tiff(PAGES.astype(np.uint8), planarconfig="separate"), FIVE.astype(np.uint8)),
+    "compressed floats, big-endian": (tiff(FLOATS, compression="zlib", byteorder=">"), FLOATS),
+    "a page each": (tiff(PAGES, planarconfig=None), FIVE),
+    "channels last": (npy(FIVE), FIVE),
+    "channels first": (npy(PAGES), FIVE),
+    "more channels than pixels": (npy(FIVE.swapaxes(1, 2)), FIVE.swapaxes(1, 2)),
+    "one channel, half floats": (npy((FIVE[..., 0] // 9).astype(np.float16)), (FIVE[..., :1] // 9).astype(np.float16)),
+    "PNG in color": (png(FIVE[..., :3]), FIVE[..., :3]),
+    "gray PNG": (png(FIVE[..., :1]), FIVE[..., :1]),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_numbers_are_those_of_the_file(kind: str) -> None:
+    data, planes = FILES[kind]
+    most = np.iinfo(planes.dtype).max if planes.dtype.kind == "u" else 1
+    assert np.array_equal(numbers(data, planes.shape[2]), (planes / most).astype(np.float32))
+
+
+CASES = ("CT_small", "MR_small", "MR_small_RLE", "MR_small_bigendian", "JPEG2000", "SC_rgb_rle_16bit", "liver_1frame")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dicom_is_as_pydicom_rescales_it(name: str) -> None:
+    held = pydicom.dcmread(DICOM / f"{name}.dcm")
+    expected = held.pixel_array * float(held.get("RescaleSlope", 1)) + float(held.get("RescaleIntercept", 0))
+    assert np.array_equal(numbers((DICOM / f"{name}.dcm").read_bytes(), 1), np.atleast_3d(expected).astype(np.float32))
+
+
+def test_a_window_the_least_number_as_white_and_padding() -> None:
+    held, copy = pydicom.dcmread(DICOM / "CT_small.dcm"), BytesIO()
+    stored = held.pixel_array.copy()
+    stored[0, 0] = held.PixelPaddingValue
+    held.PixelData, held.PhotometricInterpretation = stored.tobytes(), "MONOCHROME1"
+    held.save_as(copy)
+    plain, windowed = (numbers(copy.getvalue(), 1, window=window)[..., 0] for window in (None, [40, 400]))
+    assert np.isnan(plain).sum() == np.isnan(windowed).sum() == 1
+    units, inner = stored.astype(int) + int(held.RescaleIntercept), ~np.isnan(plain)
+    assert (plain == -1 + 2 * held.RescaleIntercept - units)[inner].all()  # the ends of 16 bits add up to -1
+    assert ((windowed == np.nanmin(windowed)) == (units >= 40 - 0.5 + 399 / 2))[inner].all()  # PS3.3 C.11.2.1.2.1
+    with pytest.raises(ValueError, match="no window"):
+        numbers((DICOM / "CT_small.dcm").read_bytes(), 1, window="file")
+
+
+def test_missing_numbers_are_counted_and_become_the_mean(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    planes = DRAWN.random((8, 8, 5)).astype(np.float32)
+    planes[0, 0], planes[1, 1, 0], planes[2, 2, 1] = -9999, np.nan, np.inf
+    for name in ("train/a/0", "train/b/0", "val/a/0", "val/b/0"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / f"{name}.tif").write_bytes(tiff(planes, extratags=[(42113, "s", 0, "-9999", True)]))
+    (tmp_path / "train/b/1.tif").write_bytes(tiff(planes[..., :4]))
+    added = settings_for(set(), {"data.root": str(tmp_path)})
+    known = np.where(np.isfinite(planes) & (planes >= 0), planes, np.nan).astype(float)
+    assert np.allclose(added["data.mean"], np.nanmean(known, axis=(0, 1)))
+    assert np.allclose(added["data.std"], np.nanstd(known, axis=(0, 1)))
+    told = capfd.readouterr().err
+    assert "5 channels, mean and deviation of 2 of 3 training images; 14 numbers (2.2%) are missing" in told
+    assert "train/b/1.tif: it has 4 channels, not 5" in told
+    settings = {name.split(".")[-1]: value for name, value in added.items()}
+    data = cait.ImageNetDataModule(str(tmp_path), img_size=8, **settings)
+    data.setup("validate")
+    assert (data.val_images[0][0][:, 0, 0] == 0).all()
+    with pytest.raises(UserError, match="auto_augment and color_jitter are for RGB"):
+        cait.ImageNetDataModule(str(tmp_path), **settings | {"auto_augment": "3a"}).setup("fit")
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+def test_training_is_timms_crop_mirror_and_erasing(fit: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", FIVE)
+    shared: dict[str, Any] = dict(auto_augment=None, color_jitter=None, scale=(0.5, 1.0))
+    statistics = dict(mean=[0.1, 0.2, 0.3, 0.4, 0.5], std=[0.5, 0.4, 0.3, 0.2, 0.1])
+    data = cait.ImageNetDataModule(
+        img_size=16, in_chans=5, reader=READER, fit=fit, erase_prob=1, **shared, **statistics
+    )
+    planes = data.preprocessing.open(tmp_path / "x.npy", "", False)
+    seed_generators(1)
+    pixels, whole = data.train_transform(planes), data.eval_transform(planes)
+    assert pixels.shape == whole.shape == (5, 16, 16)
+    assert (whole[:, 0] == 0).all() == (fit == "pad")
+    if fit == "crop":
+        how = dict(interpolation="bicubic", re_prob=1.0, re_mode="pixel", **shared, **statistics)
+        seed_generators(1)
+        assert torch.allclose(pixels, create_transform((5, 16, 16), is_training=True, **how)(planes), atol=1e-4)
+
+
+def test_a_folder_says_that_it_holds_planes(tmp_path: Path) -> None:
+    assert not holds_planes(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "0.npy", FIVE)
+    assert holds_planes(tmp_path)
+    (tmp_path / "a/0.tif").write_bytes(tiff(FIVE))
+    assert holds_planes(tmp_path)
+    for name in ("a/0.tif", "a/1.tif", "b/0.tif", "b/1.tif"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    assert settings_for(set(), {"data.root": str(tmp_path)}) == {}
+    with pytest.raises(UserError, match=r"0\.tif: it has 3 channels, not 4"):
+        settings_for(set(), {"data.root": str(tmp_path), CHANNELS: 4})
+
+
+@pytest.fixture
+def fit(photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Save tiles of photographs, as `save(path, tile, label)` does, in two classes; returns what trains on them."""
+    monkeypatch.chdir(tmp_path)
+    photos, draw = [np.asarray(image) / 255 for image in photographs], np.random.default_rng(0)
+
+    def written(save: Any) -> Any:
+        for number in range(160):
+            top, left = draw.integers(400, size=2)
+            place = Path("tiles", "train" if number < 128 else "val", "ab"[number // 2 % 2])
+            place.mkdir(parents=True, exist_ok=True)
+            save(place / str(number), photos[number % 2][top : top + 16, left : left + 16], number // 2 % 2)
+        fields = "--model.fields={patch_size: 4, embed_dim: 32, depth: 2, num_heads: 2}"
+        words = [f"--config={REPO / 'configs/digits.yaml'}", fields, "--data.num_workers=0", "--trainer.max_epochs=8"]
+        return lambda name, *more: main(["fit", "--data.root=tiles", f"--run_name={name}", *words, *CPU, *more])
+
+    return written
+
+
+CPU = ("--trainer.accelerator=cpu", "--trainer.devices=1")
+
+
+def accuracy(run: str) -> float:
+    return max(float(row["val/acc1"]) for row in rows(Path("logs", run)) if row["val/acc1"])
+
+
+def test_five_bands_are_learned_scored_resumed_and_exported(fit: Any, capfd: pytest.CaptureFixture) -> None:
+    def save(path: Path, tile: np.ndarray, label: int) -> None:
+        gray = tile.mean(axis=2)
+        planes = np.dstack([tile, gray, (gray + label) / 2])
+        path.with_suffix(".tif").write_bytes(tiff(np.rint(65535 * planes).astype(np.uint16)))
+
+    train = fit(save)
+    train("five")
+    train("three", "--data.reader_args={bands: [0, 1, 2]}")
+    assert accuracy("three") <= 75
+    assert accuracy("five") >= 95
+    files, loaded = sorted(Path("tiles/val").glob("*/*.tif")), cait.load("logs/five")
+    found = [best for best, *_ in loaded.predict([*files], top_k=1)]
+    right = np.mean([best["class"] == file.parent.name for best, file in zip(found, files, strict=True)])
+    assert 100 * right == pytest.approx(accuracy("five"))
+    main(["export", "five", "--format=onnx"])
+    session = pytest.importorskip("onnxruntime").InferenceSession("logs/five/export/model.onnx")
+    logits = session.run(["logits"], {"images": torch.stack([loaded.transform(file) for file in files]).numpy()})[0]
+    exported = torch.tensor(logits).softmax(dim=1).amax(dim=1)
+    assert torch.allclose(exported, torch.tensor([best["probability"] for best in found]), atol=1e-5)
+    Path("bad.tif").write_bytes(tiff(FIVE[..., :4]))
+    main(["predict", "logs/five/checkpoints/best.ckpt", "bad.tif", str(files[0])])
+    assert "cannot read bad.tif: it has 4 channels, not 5" in capfd.readouterr().err
+    main(["visualize", "five", "--num_images=1"])
+    assert "channels 0, 1 and 2" in Path("logs/five/visualize/index.html").read_text()
+    for name, steps in {"whole": 7, "parts": 6}.items():  # an epoch is four
+        train(name, "--model.schedule=constant", "--model.warmup_epochs=0", f"--trainer.max_steps={steps}")
+    main(["resume", "parts", "--trainer.max_steps=7"])
+    assert same(*(torch.load(f"logs/{name}/checkpoints/last.ckpt")["state_dict"] for name in ("whole", "parts")))
+
+
+def test_the_low_byte_alone_tells_two_classes(fit: Any) -> None:
+    def save(path: Path, tile: np.ndarray, label: int) -> None:
+        low = np.rint(255 * tile.mean(axis=2, keepdims=True)).astype(np.uint16)
+        path.with_suffix(".png").write_bytes(png(256 + low // 2 + 127 * label))
+
+    train = fit(save)
+    train("sixteen", f"--data.reader={READER}")
+    train("eight", "--trainer.max_epochs=1")
+    assert accuracy("sixteen") >= 95
+    assert accuracy("eight") == 50
+
+
+def test_a_folder_of_dicom_has_a_recipe_of_its_own(fit: Any, capfd: pytest.CaptureFixture) -> None:
+    def save(path: Path, tile: np.ndarray, label: int) -> None:
+        held = pydicom.dcmread(DICOM / ("CT_small.dcm", "MR_small.dcm")[label])
+        held.PixelData = np.roll(held.pixel_array, DRAWN.integers(64), axis=1).tobytes()
+        held.save_as(path.with_suffix(".dcm"))
+
+    fit(save)
+    short = ["--trainer.max_epochs=4", "--minutes=0.2", "--data.img_size=32", *CPU]
+    main(["fit", "--data.root=tiles", "--run_name=scans", *short])
+    assert accuracy("scans") >= 95
+    main(["check", "tiles", f"--reader={READER}"])
+    assert "decoded 160 images" in capfd.readouterr().out
