@@ -109,7 +109,7 @@ def all_pairs() -> set[frozenset[tuple[str, str]]]:
 def situations(seed: int = 0) -> list[Situation]:
     """Situations in which each pair of values occurs that makes sense; another seed combines them otherwise."""
     draw, missing, found = random.Random(seed), all_pairs(), list[Situation]()
-    for _ in range(20):  # a draw of AllPairs leaves some out where values are not combined
+    while missing:  # a draw of AllPairs leaves some out where values are not combined
         shuffled = [draw.sample(values, len(values)) for values in FACTORS.values()]
         for values in AllPairs(shuffled, filter_func=makes_sense):
             if new := missing & pairs(values):

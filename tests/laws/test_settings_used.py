@@ -175,7 +175,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "distillation": ("hard", loss),
     "distillation_alpha": (0.1, loss, {"distillation": "soft"}),
     "distillation_tau": (3.0, loss, {"distillation": "soft"}),
-    "teacher": ("nowhere.ckpt", blocks, {"distillation": "hard"}, "the teacher nowhere.ckpt does not exist"),
+    "teacher": ("nowhere.ckpt", blocks, {"distillation": "hard"}, "the checkpoint nowhere.ckpt does not exist"),
     "teacher_path": ("nowhere.pth", blocks, {"distillation": "hard", "teacher": "test_vit"}, "from nowhere.pth"),
     "teacher_fields": ({"x": 1}, blocks, {"distillation": "hard", "teacher": "test_vit"}, "cannot be loaded"),
     "freeze": (True, trains),

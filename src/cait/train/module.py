@@ -133,6 +133,11 @@ class CaiTModule(LightningModule):
         """The metrics of a set of weights."""
         return self.task.metrics(self.own_metrics, self.per_class)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" and name not in self._modules:
+            raise AttributeError("the network is built when a Trainer gets data; or give img_size and num_classes")
+        return super().__getattr__(name)
+
     def configure_callbacks(self) -> list[Any]:
         """Build the network for the data, in the first hook: other callbacks already use it in their `setup`."""
         built = hasattr(self, "model")
