@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6749, 6500),
-    "lines of all source without tests": Limit(15299, 12500),
-    "lines of its tests": Limit(16320, 12900),
+    "lines of all source without tests": Limit(15320, 12500),
+    "lines of its tests": Limit(16336, 12900),
     "lines of contrib without tests": Limit(4483, 3900),
     "lines of contrib's tests": Limit(3799, 3300),
     "kinds of what an extra adds": Limit(12, 12),

@@ -1,4 +1,4 @@
-"""Share a run: its network for timm, the Hugging Face Hub, torch.export or ONNX, and its model card."""
+"""Share a run: its network for timm, the Hugging Face Hub, torch.export, ONNX or OpenVINO, and its model card."""
 
 from cait.plugins import Verb
 
@@ -9,6 +9,7 @@ VERBS = {
     ),
     "export": Verb(
         "cait.extras.publish.exporting:export_run",
-        "write a run's network for other programs: cait export NAME\n[--format timm|torch_export|onnx] [--output PATH]",
+        "write a run's network for other programs: cait export NAME\n"
+        "[--format timm|torch_export|onnx|openvino] [--output PATH]",
     ),
 }

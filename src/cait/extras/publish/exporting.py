@@ -19,7 +19,7 @@ from cait import disk
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.cli.options import Options
 from cait.errors import UserError, to_install
-from cait.extras.publish.formats import ANY, Forward, write_onnx, write_timm, write_torch_export
+from cait.extras.publish.formats import ANY, Forward, write_onnx, write_openvino, write_timm, write_torch_export
 from cait.guards import trust
 from cait.model import network
 from cait.run.program import Program
@@ -31,9 +31,15 @@ TOLERANCE = 1e-4
 
 Write = Callable[[Any, Path, Mapping[str, Any], Sequence[int]], Forward]
 """Called with (network, path, metadata, input shape); returns what the reading library reads."""
-WRITE: dict[str, Write] = {"timm": write_timm, "torch_export": write_torch_export, "onnx": write_onnx}
-FILES = {"timm": "timm", "torch_export": "model.pt2", "onnx": "model.onnx"}
+WRITE: dict[str, Write] = {
+    "timm": write_timm,
+    "torch_export": write_torch_export,
+    "onnx": write_onnx,
+    "openvino": write_openvino,
+}
+FILES = {"timm": "timm", "torch_export": "model.pt2", "onnx": "model.onnx", "openvino": "model.xml"}
 """Default name of the file, by format; timm's is a directory."""
+NEEDS = {"onnx": ["onnxruntime", "onnxscript"], "openvino": ["openvino"]}
 
 
 def export_run(arguments: list[str], program: Program) -> None:
@@ -45,8 +51,9 @@ def export_run(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
     given = options.parse_args(arguments)
-    if given.format == "onnx" and not (find_spec("onnxruntime") and find_spec("onnxscript")):
-        raise UserError(f"ONNX needs more packages: {to_install('[export]')}")
+    if not all(map(find_spec, NEEDS.get(given.format, ()))):
+        group = "export" if given.format == "onnx" else given.format
+        raise UserError(f"{given.format} needs more packages: {to_install(f'[{group}]')}")
     files, difference = write(given.run, given.format, given.output, given, program)
     for file in files:
         print(os.path.relpath(file))

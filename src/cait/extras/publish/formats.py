@@ -1,4 +1,4 @@
-"""What writes a network for timm, torch.export and ONNX, and reads it back with timm, torch and ONNX Runtime."""
+"""What writes a network for timm, torch.export, ONNX and OpenVINO, and reads it back with the library of each."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ TIMM_FIELDS = (
     *("mlp_ratio", "qkv_bias"),
 )
 """The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
-ANY = "timm takes CaiT as published and its own networks, onnx and torch_export take any"
+ANY = "timm takes CaiT as published and its own networks, the other formats take any"
 
 
 def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> nn.Module:
@@ -106,11 +106,24 @@ def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
             node.metadata_props.clear()  # where each line of the source lies on this machine
         program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
-    def read(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
-    return read
+def write_openvino(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+    """`model.xml` and `model.bin`, with the inputs and outputs of ONNX. Metadata are its runtime info, as in ONNX."""
+    import openvino
+
+    with quiet():
+        converted = openvino.convert_model(torch.export.export(model, **example(shape), strict=False))
+    converted.reshape([-1, *shape])
+    converted.inputs[0].set_names({"images"})
+    for output, name in zip(converted.outputs, getattr(model, "output_names", ["logits"]), strict=True):
+        output.set_names({name})
+    for name, value in metadata.items():
+        converted.set_rt_info(value if isinstance(value, str) else json.dumps(value), ["metadata", name])
+    openvino.save_model(converted, path, compress_to_fp16=False)
+    compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})  # also where it knows bfloat16
+    return lambda images: torch.from_numpy(compiled(images.numpy())["logits"])
 
 
 def example(shape: Sequence[int]) -> dict[str, Any]:

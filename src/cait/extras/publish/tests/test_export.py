@@ -29,6 +29,7 @@ from cait.settings import values
 
 UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
+needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO is a package of its own")
 needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="ONNX needs packages of its own")
 
 
@@ -38,6 +39,11 @@ def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
         return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
     if format == "torch_export":
         return torch.export.load(path).module()
+    if format == "openvino":
+        import openvino
+
+        network = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return lambda images: torch.from_numpy(network({"images": images.numpy()})["logits"])
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path)
@@ -56,6 +62,11 @@ def told(path: Path, format: str) -> dict[str, Any]:
         files = {"metadata.json": ""}
         torch.export.load(path, extra_files=files)
         return json.loads(files["metadata.json"])
+    if format == "openvino":
+        import openvino
+
+        info = openvino.Core().read_model(path).get_rt_info("metadata").value
+        return {key: value if key == "interpolation" else json.loads(value) for key, value in info.items()}
     import onnxruntime
 
     props = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
@@ -69,6 +80,8 @@ def told(path: Path, format: str) -> dict[str, Any]:
         ("timm", DIGITS),
         pytest.param("torch_export", UNLIKE_TIMM, marks=needs_ablations),
         pytest.param("onnx", UNLIKE_TIMM, marks=[needs_onnx, needs_ablations]),
+        pytest.param("openvino", DIGITS, marks=needs_openvino),
+        pytest.param("openvino", UNLIKE_TIMM, marks=[needs_openvino, needs_ablations, pytest.mark.slow]),
         *slow(("timm", {}), ("torch_export", {})),
         pytest.param("onnx", {}, marks=[needs_onnx, pytest.mark.slow]),
     ],
@@ -80,7 +93,8 @@ def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict
     files, _ = export(model, path, format, PREPARED, class_names=names)
     assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
     assert model.training
-    assert files == ([path / "config.json", path / "model.safetensors"] if format == "timm" else [path])
+    expected = {"timm": ["timm/config.json", "timm/model.safetensors"], "openvino": ["model.bin", "model.xml"]}
+    assert files == [path.parent / file for file in expected.get(format, [path.name])]
     assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == files  # and nothing beside them
     theirs = read(path, format)
     model.eval()
@@ -274,8 +288,9 @@ def test_a_network_may_have_further_outputs(tmp_path: Path) -> None:
     assert (doubled == 2 * logits).all()
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxscript" else name)
-    hint = r"\.venv/bin/pip install --editable '\.\[export\]'"
-    with pytest.raises(UserError, match=f"ONNX needs more packages: {hint}"):
-        exporting.export_run(["mine", "--format", "onnx"], Program())
+@pytest.mark.parametrize(("format", "group"), [("onnx", "export"), ("openvino", "openvino")])
+def test_a_missing_package_is_named(format: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    hint = rf"\.venv/bin/pip install --editable '\.\[{group}\]'"
+    with pytest.raises(UserError, match=f"{format} needs more packages: {hint}"):
+        exporting.export_run(["mine", "--format", format], Program())
