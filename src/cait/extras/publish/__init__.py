@@ -10,6 +10,6 @@ VERBS = {
     "export": Verb(
         "cait.extras.publish.exporting:export_run",
         "write a run's network for other programs: cait export NAME\n"
-        "[--format timm|torch_export|onnx|openvino] [--output PATH]",
+        "[--format timm|torch_export|onnx|openvino] [--int8] [--output PATH]",
     ),
 }

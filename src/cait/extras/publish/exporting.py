@@ -39,7 +39,7 @@ WRITE: dict[str, Write] = {
 }
 FILES = {"timm": "timm", "torch_export": "model.pt2", "onnx": "model.onnx", "openvino": "model.xml"}
 """Default name of the file, by format; timm's is a directory."""
-NEEDS = {"onnx": ["onnxruntime", "onnxscript"], "openvino": ["openvino"]}
+NEEDS = {"onnx": ["onnxruntime", "onnxscript"], "openvino": ["openvino", "nncf"]}
 
 
 def export_run(arguments: list[str], program: Program) -> None:
@@ -50,27 +50,38 @@ def export_run(arguments: list[str], program: Program) -> None:
     options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
+    options.add_argument("--int8", action="store_true", help="beside it a network of 8 bits: onnx, openvino")
+    options.add_argument("--yes", action="store_true", help="keep it if it loses more than a point of accuracy")
     given = options.parse_args(arguments)
     if not all(map(find_spec, NEEDS.get(given.format, ()))):
         group = "export" if given.format == "onnx" else given.format
         raise UserError(f"{given.format} needs more packages: {to_install(f'[{group}]')}")
-    files, difference = write(given.run, given.format, given.output, given, program)
+    if given.int8 and given.format not in NEEDS:
+        raise UserError(f"--int8 is for --format {' and '.join(NEEDS)}")
+    files, difference, loaded = write(given.run, given.format, given.output, given, program)
     for file in files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {difference:.1e} at most")
+    if given.int8:
+        from cait.extras.publish import eight_bits
+
+        eight_bits.add(loaded, next(file for file in files if file.suffix != ".bin"), given.format, given.yes)
 
 
 def write(
     run: str, format: str, output: Path | None, given: argparse.Namespace, program: Program
-) -> tuple[list[Path], float]:
-    """Export what a verb's options `given` choose of a run or a checkpoint, by default into the run's folder."""
+) -> tuple[list[Path], float, Any]:
+    """Export what a verb's options `given` choose of a run or a checkpoint, by default into the run's folder.
+
+    Returns what `export` does, and the `cait.cli.loading.Loaded`.
+    """
     checkpoint, folder = checkpoint_of(run, "export")
     with trust.only_own(given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
     shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
     place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
     metadata = values(loaded.data.preprocessing) | loaded.task.metadata
-    return export(loaded.network, output or place / FILES[format], format, metadata, shape, names)
+    return *export(loaded.network, output or place / FILES[format], format, metadata, shape, names), loaded
 
 
 def export(

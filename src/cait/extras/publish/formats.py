@@ -89,8 +89,6 @@ def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
     It gives "logits" [B, num_classes], or the outputs that its attribute `output_names` names, "logits" first. The
     metadata become the file's `metadata_props`, as JSON where they are no text.
     """
-    import onnxruntime
-
     with quiet():
         program: Any = torch.onnx.export(
             model,
@@ -105,6 +103,13 @@ def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()  # where each line of the source lies on this machine
         program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
+    return read_onnx(path)
+
+
+def read_onnx(path: Path) -> Forward:
+    """The network in a file, by ONNX Runtime."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
@@ -122,7 +127,14 @@ def write_openvino(model: nn.Module, path: Path, metadata: Mapping[str, Any], sh
     for name, value in metadata.items():
         converted.set_rt_info(value if isinstance(value, str) else json.dumps(value), ["metadata", name])
     openvino.save_model(converted, path, compress_to_fp16=False)
-    compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})  # also where it knows bfloat16
+    return read_openvino(path)
+
+
+def read_openvino(path: Path) -> Forward:
+    """The network in a file, by OpenVINO on the CPU, in float32 also where that has faster kinds of numbers."""
+    import openvino
+
+    compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: torch.from_numpy(compiled(images.numpy())["logits"])
 
 

@@ -1,6 +1,7 @@
 """A network taken out, read back by the library that it is for, and through the command line."""
 
 import json
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import timm
 import torch
 from harness import SMALL, slow
-from networks import DIGITS, TINY, needs_ablations, needs_cait, random_network
+from networks import DIGITS, TINY, needs_a_compiler, needs_ablations, needs_cait, random_network
 from PIL import Image
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_config
@@ -21,7 +22,7 @@ import cait
 from cait.cli import main
 from cait.data.reading import load_image
 from cait.errors import UserError
-from cait.extras.publish import exporting
+from cait.extras.publish import eight_bits, exporting
 from cait.extras.publish.exporting import export
 from cait.model import network
 from cait.run.program import Program
@@ -294,3 +295,54 @@ def test_a_missing_package_is_named(format: str, group: str, monkeypatch: pytest
     hint = rf"\.venv/bin/pip install --editable '\.\[{group}\]'"
     with pytest.raises(UserError, match=f"{format} needs more packages: {hint}"):
         exporting.export_run(["mine", "--format", format], Program())
+
+
+def test_eight_bits_are_for_two_formats() -> None:
+    with pytest.raises(UserError, match="--int8 is for --format onnx and openvino"):
+        exporting.export_run(["mine", "--int8"], Program())
+
+
+@pytest.mark.parametrize(
+    "format",
+    [pytest.param("onnx", marks=needs_onnx), pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow])],
+)
+def test_eight_bits_are_near_the_network(format: str, tmp_path: Path) -> None:
+    model = random_network(**TINY).eval()
+    images = [torch.randn(8, 3, 8, 8) for _ in range(4)]
+    path, output = tmp_path / exporting.FILES[format], tmp_path / f"small{Path(exporting.FILES[format]).suffix}"
+    export(model, path, format)
+    quantize, reader = eight_bits.FORMATS[format]
+    quantize(path, output, images)
+    with torch.no_grad():
+        expected, found = model(images[0]), reader(output)(images[0])
+    assert not torch.equal(found, expected)
+    assert torch.stack((found.flatten(), expected.flatten())).corrcoef()[0, 1] > 0.8
+
+
+@needs_onnx
+@needs_a_compiler
+@pytest.mark.slow
+def test_what_eight_bits_lose_is_measured_and_refused(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["fit", *SMALL, "--trainer.max_epochs=2", "--run_name=bits"])
+    main(["export", "bits", "--format=onnx", "--int8"])
+    *_, file, line = capfd.readouterr().out.splitlines()
+    assert file == "logs/bits/export/model-int8.onnx"
+    assert re.fullmatch(
+        r"[\d.]+ % of 360 validation images right in 8 bits, [\d.]+ % before; "
+        r"images a second: int8 [\d,]+, onnx [\d,]+, compiled [\d,]+, eager [\d,]+",
+        line,
+    )
+    Path(file).unlink()
+
+    def other(path: Path, output: Path, images: Any) -> None:
+        export(random_network(**DIGITS), output, "onnx")
+
+    monkeypatch.setitem(eight_bits.FORMATS, "onnx", (other, eight_bits.read_onnx))
+    with pytest.raises(SystemExit):
+        main(["export", "bits", "--format=onnx", "--int8"])
+    assert "validation images right in 8 bits" in capfd.readouterr().err
+    assert not Path(file).exists()
+    main(["export", "bits", "--format=onnx", "--int8", "--yes"])
+    assert Path(file).exists()

@@ -1,0 +1,121 @@
+"""`cait export --int8`: a network of 8 bits, calibrated on training images, with what it loses and how fast it is."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cait.data.dataset import EvalImages
+from cait.data.reading import UnreadableImages
+from cait.errors import UserError
+from cait.extras.features import evenly
+from cait.extras.publish.formats import Forward, quiet, read_onnx, read_openvino
+
+CALIBRATED, SCORED = 128, 1000
+"""Training images that set the ranges of the activations, and validation images of the accuracy, at most."""
+BATCH = 32
+Batch = tuple[Tensor, Tensor]
+"""Images [B, C, S, S] and labels [B]."""
+
+
+def quantize_onnx(path: Path, output: Path, images: Sequence[Tensor]) -> None:
+    """Write an ONNX file whose matrix products and convolutions are in 8 bits, by ONNX Runtime."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        left = iter(images)
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self.left, None)
+            return batch if batch is None else {"images": batch.numpy()}
+
+    prepared = output.with_name("prepared.onnx")
+    quant_pre_process(path, prepared, skip_symbolic_shape=True)
+    quantize_static(prepared, output, Reader(), per_channel=True, op_types_to_quantize=["Conv", "Gemm", "MatMul"])
+    prepared.unlink()
+
+
+def quantize_openvino(path: Path, output: Path, images: Sequence[Tensor]) -> None:
+    """Write OpenVINO's files in 8 bits, by NNCF."""
+    import nncf
+    import openvino
+
+    network = openvino.Core().read_model(path)
+    small = nncf.quantize(network, nncf.Dataset([batch.numpy() for batch in images]), subset_size=len(images))
+    openvino.save_model(small, output)
+
+
+FORMATS: dict[str, tuple[Callable[..., None], Callable[[Path], Forward]]] = {
+    "onnx": (quantize_onnx, read_onnx),
+    "openvino": (quantize_openvino, read_openvino),
+}
+
+
+def add(loaded: Any, path: Path, format: str, keep: bool) -> None:
+    """Write NAME-int8 beside an exported file, and print its accuracy and speed.
+
+    Raises UserError if it loses more than a point of accuracy, unless `keep` says to keep it.
+    """
+    if loaded.task.several:
+        raise UserError("--int8 compares the accuracy of one class per image")
+    val = _batches(loaded, loaded.validation().samples, SCORED)
+    loaded.data.setup("fit")
+    images = [batch for batch, _ in _batches(loaded, loaded.data.train_images.samples, CALIBRATED)]
+    quantize, read = FORMATS[format]
+    with TemporaryDirectory(prefix=".int8-", dir=path.parent) as scratch:
+        output = Path(scratch) / f"{path.stem}-int8{path.suffix}"
+        with quiet():
+            quantize(path, output, images)
+        network = loaded.network.float().cpu().eval()
+        forwards = {"int8": read(output), format: read(path), "compiled": torch.compile(network), "eager": network}
+        if shutil.which("g++") is None:
+            del forwards["compiled"]
+        before, after = (100 * _accuracy(forwards[name], val) for name in (format, "int8"))
+        count = sum(int((labels >= 0).sum()) for _, labels in val)
+        said = f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
+        if before - after > 1 and not keep:
+            raise UserError(f"{said}: --yes keeps it")
+        for file in sorted(Path(scratch).iterdir()):
+            print(os.path.relpath(shutil.move(file, path.parent / file.name)))
+    speeds = _images_a_second(forwards, val[0][0])
+    print(f"{said}; images a second: {', '.join(f'{name} {speed:,.0f}' for name, speed in speeds.items())}")
+
+
+def _batches(loaded: Any, samples: Any, most: int) -> list[Batch]:
+    """Up to `most` images, evenly spread, as the network sees them in evaluation."""
+    data = loaded.data
+    images = EvalImages(samples, data.eval_transform, UnreadableImages(None, len(samples)), data.preprocessing.reading)
+    found = []
+    indices = evenly(len(images), most)
+    for start in range(0, len(indices), BATCH):
+        pixels, labels = zip(*(images[index] for index in indices[start : start + BATCH]), strict=True)
+        found.append((data.on_after_batch_transfer((torch.stack(pixels), None), 0)[0], torch.tensor(labels)))
+    return found
+
+
+def _accuracy(forward: Forward, batches: Sequence[Batch]) -> float:
+    """The share of the images with a label whose class is the most probable."""
+    right = torch.cat([(forward(images).argmax(dim=1) == labels)[labels >= 0] for images, labels in batches])
+    return right.float().mean().item()
+
+
+@torch.inference_mode()
+def _images_a_second(forwards: Mapping[str, Forward], images: Tensor) -> dict[str, float]:
+    """The best of three turns of a second each, which the networks take one after another."""
+    best = dict.fromkeys(forwards, 0.0)
+    for turn in range(4):  # the first compiles
+        for name, forward in forwards.items():
+            count, begin = 0, time.perf_counter()
+            while not count or time.perf_counter() - begin < min(turn, 1):
+                forward(images)
+                count += len(images)
+            if turn:
+                best[name] = max(best[name], count / (time.perf_counter() - begin))
+    return best
