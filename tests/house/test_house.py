@@ -109,6 +109,7 @@ ELSEWHERE = {
     "extras/page.py": "the page's template",
     "extras/recipe/figures.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
+    "contrib/serve/server.py": "the page",
     "contrib/runner.py": "what the run's process prints, appended",
     "contrib/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
