@@ -155,6 +155,7 @@ def test_too_many_at_a_time_are_told_to_come_again(server: Server) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_is_answered_before_it_stops(server: Server, place: Path) -> None:
     image = next((place / "data/digits/val").glob("*/*.png")).read_bytes()
     own = begun(place, "--top_k=2")

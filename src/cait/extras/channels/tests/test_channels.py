@@ -180,6 +180,7 @@ def accuracy(run: str) -> float:
     return max(float(row["val/acc1"]) for row in rows(Path("logs", run)) if row["val/acc1"])
 
 
+@pytest.mark.slow
 def test_five_bands_are_learned_scored_resumed_and_exported(fit: Any, capfd: pytest.CaptureFixture) -> None:
     def save(path: Path, tile: np.ndarray, label: int) -> None:
         gray = tile.mean(axis=2)
