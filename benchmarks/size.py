@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6932, 6500),
-    "lines of all source without tests": Limit(15800, 12500),
+    "lines of all source without tests": Limit(15801, 12500),
     "lines of its tests": Limit(16856, 12900),
     "lines of contrib without tests": Limit(4483, 3900),
     "lines of contrib's tests": Limit(3800, 3300),

@@ -24,7 +24,7 @@ SETTINGS = [
         "race",
         dict[str, Any] | None,
         None,
-        "What a recipe races a run from weights against. `--race true` lets named weights race, `false` none.",
+        "What a recipe races a run from weights against. `--race true` asks for it.",
         ("fit",),
     ),
 ]
