@@ -6,10 +6,10 @@ import shutil
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import scored
 import torch
-from harness import LIMIT, start
 from scored import NAMES, TWO, logits_of
 
 from cait import plugins
@@ -30,10 +30,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluated(place: Path) -> dict:
     """What two processes find."""
-    process = start(place, "eval", "mine", *TWO)
-    shown, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0, shown
-    return {"shown": shown, **json.loads((place / "logs/mine/evaluation.json").read_text())}
+    done = processes.run(place, "eval", "mine", *TWO, processes=2)
+    assert done.returncode == 0, done.stderr
+    return {"shown": done.stdout, **json.loads((place / "logs/mine/evaluation.json").read_text())}
 
 
 @pytest.mark.parametrize("weights", ["raw", "ema"])

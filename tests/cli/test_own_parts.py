@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import REPO, SMALL, checkpoint, rows, script
+from harness import REPO, SMALL, checkpoint, rows, script, slow
 from lightning.pytorch import callbacks
 from modules import module, trainer
 
@@ -113,12 +113,18 @@ def refused(capfd: pytest.CaptureFixture[str], act: Callable[[], None]) -> str:
     return line
 
 
+@pytest.mark.parametrize("processes", [1, *slow(2)])
 def test_a_file_of_ones_own_has_every_verb(
-    fit: Fit, tmp_path: Path, digits_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    processes: int,
+    fit: Fit,
+    tmp_path: Path,
+    digits_root: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Two processes: Lightning starts the second as `python my_train.py fit ...` too.
+    # Lightning starts a second process as `python my_train.py fit ...` too.
     (tmp_path / "images").symlink_to(digits_root / "val/0")
-    arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, "--trainer.devices=2"]
+    arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, f"--trainer.devices={processes}"]
     arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
     arguments += ["--best_metric=val/answer", "--best_mode=min"]
     done = script("my_train.py", tmp_path, "fit", *arguments)

@@ -12,7 +12,7 @@ from processes import apart
 from situations import Situation, all_pairs, pairs, situations
 
 SEED = int(os.environ.get("SEED", "0"))
-QUICK = 3
+QUICK = 2
 """Situations on one process that `make test` tries."""
 
 

@@ -81,7 +81,7 @@ def told(path: Path, format: str) -> dict[str, Any]:
         ("timm", DIGITS),
         pytest.param("torch_export", UNLIKE_TIMM, marks=needs_ablations),
         pytest.param("onnx", UNLIKE_TIMM, marks=[needs_onnx, needs_ablations]),
-        pytest.param("openvino", DIGITS, marks=needs_openvino),
+        pytest.param("openvino", DIGITS, marks=[needs_openvino, pytest.mark.slow]),
         pytest.param("openvino", UNLIKE_TIMM, marks=[needs_openvino, needs_ablations, pytest.mark.slow]),
         *slow(("timm", {}), ("torch_export", {})),
         pytest.param("onnx", {}, marks=[needs_onnx, pytest.mark.slow]),
