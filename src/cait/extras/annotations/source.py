@@ -154,21 +154,29 @@ class AnnotatedSource(FolderSource):
     def _hold_out(self, pool: Files) -> tuple[Files, Files]:
         """Hold out `val_fraction`: of groups, or of several classes per image, the fold that serves best.
 
-        What counts first is that each class keeps training images, then that it has validation images, then the share.
+        What counts first is that no class loses more than half of its images, then that each has some to validate on,
+        then the share. A class that the fold leaves out gives a group of its own, if that serves better.
         """
         fraction = self.splits.val_fraction
         if not (self.groups or self.asked.multi_label):
             return hold_out(pool, fraction)
 
-        labels, groups = np.array(pool.labels), {self.groups.get(path, path) for path, _ in pool}
+        labels, of = np.array(pool.labels), np.array([self.groups.get(path, path) for path, _ in pool])
+        has = np.array([[name in found for name in self.class_names] for found in self._sets])
+
+        def of_classes(places: Any = slice(None)) -> np.ndarray:
+            return np.bincount(labels[places], minlength=len(has)) @ has
 
         def costs(places: np.ndarray) -> tuple[float, ...]:
-            parts = (np.unique(part).tolist() for part in (np.delete(labels, places), labels[places]))
-            lacking = (len({*self.class_names} - self.names_of(part)) for part in parts)
-            return (not len(places), *lacking, abs(len(places) / len(pool) - fraction))
+            held = of_classes(places)
+            lost, lacking = (2 * held > of_classes()).sum(), (held == 0).sum()
+            return (not len(places), lost, lacking, abs(len(places) / len(pool) - fraction))
 
-        folds = max(2, min(round(1 / fraction), len(groups)))  # scikit-learn takes no more
+        folds = max(2, min(round(1 / fraction), len({*of})))  # scikit-learn takes no more
         held: np.ndarray = min(self._divide(pool, folds), key=costs)
+        for index in np.flatnonzero(of_classes(held) == 0):
+            more = [np.union1d(held, np.flatnonzero(of == group)) for group in {*of[has[labels, index]]}]
+            held = min([held, *more], key=lambda places: (costs(places), places.tolist()))
         return taken(pool, held)
 
     def _tell_of_classes(self, train: Files, val: Files) -> None:

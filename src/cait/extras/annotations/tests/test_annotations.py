@@ -126,6 +126,20 @@ def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, capsy
     assert [below(again.train), below(again.val)] == [below(source.train), below(source.val)]
 
 
+def test_a_class_of_few_groups_is_validated_too(here: Path) -> None:
+    """Though no fold has all classes: the images of 0 are one and the rest, those of 1 five groups, others 20."""
+    rows = []
+    for path in (path for path in images() if path.startswith("train/")):
+        label, number = Path(path).parent.name, int(Path(path).stem)
+        rows.append((path, label, f"{label} {number > 0 if label == '0' else number % (5 if label == '1' else 20)}"))
+    source = open_source("data/digits", labels=write("uneven.csv", "path,label,group", rows))
+    train, val = (np.bincount(samples.labels, minlength=10) for samples in (source.train, source.val))
+    assert val[0] == 1
+    assert (val > 0).all()
+    assert (val < train).all()
+    assert len(source.val) / len(rows) < 0.15
+
+
 @pytest.mark.parametrize(("several", "each"), [(False, 6), (True, 1)])
 def test_some_are_held_out_of_few_images(several: bool, each: int, here: Path) -> None:
     """Where each class has fewer images than the folds of a tenth, or the whole table has."""
