@@ -4,8 +4,8 @@
 
 FOLDERS is where benchmarks/folders.py has put its folders, FILE a state dict of timm's network. The learners are
 
-- ours: `cait fit --data.root DIR --from FILE --model.name timm/NAME --race true --minutes M`;
-- NAME=TREE: the same without a race, from a checkout TREE; and scratch=TREE: with `--from none`;
+- ours: `cait fit --data.root DIR --model.name timm/NAME --minutes M`, FILE in the cache as if the hub had sent it;
+- NAME=TREE: from a checkout TREE, with `--from FILE`, which does not race; and scratch=TREE: with `--from none`;
 - probe: logistic regression on standardized features at 128 pixels, C = .1, once, in whatever time it takes;
 - fastai, by a PYTHON that has it: `vision_learner` and `fine_tune` at 128 pixels, with `aug_transforms`;
 - timm's TRAIN.PY, which no wheel holds: AdamW at 3e-4, 128 pixels, warm-up of a quarter of the epochs and 5 at most.
@@ -32,6 +32,7 @@ import timm
 import torch
 from report import REPO, show, stamp
 from rivals import Row, Rows, spread, table
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.pipeline import make_pipeline
@@ -70,6 +71,7 @@ class Trials(Rows):
         """Seconds that a command took of the clock and of the cores, and those at each validation in `count`."""
         command, log, seen = list(map(str, words)), self.scratch / "log.txt", list[float]()
         variables = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{REPO / 'benchmarks'}"}
+        variables |= {"HF_HUB_CACHE": str(self.scratch / "hub")}
         begin, used = time.monotonic(), sum(os.times()[2:4])
         with log.open("w") as output:
             running = subprocess.Popen(command, cwd=self.scratch, env=variables, stdout=output, stderr=output)
@@ -84,10 +86,10 @@ class Trials(Rows):
     def ours(self, row: Row, root: Path, out: Path) -> Scores:
         run, cait, tree = self.scratch / "logs" / out.name, [sys.executable, "-m", "cait"], self.places[row["learner"]]
         best = run / "checkpoints/best.ckpt"
-        own = {"from": self.weights, "model.name": f"timm/{self.network}"}
-        asked = {"data.root": root, "run_name": run.name} | ({"from": "none"} if row["learner"] == "scratch" else own)
-        asked |= {"minutes": self.minutes, "seed_everything": row["seed"]}
-        asked |= {"race": "true"} if row["learner"] == "ours" else {}
+        own = {"model.name": f"timm/{self.network}"}
+        start = {"ours": own, "scratch": {"from": "none"}}.get(row["learner"], own | {"from": self.weights})
+        start |= {"minutes": self.minutes, "seed_everything": row["seed"]}
+        asked = {"data.root": root, "run_name": run.name} | start
         found = self.timed([*cait, "fit", *(f"--{name}={value}" for name, value in asked.items())], best.exists, tree)
         asked = {"config": run / "config.yaml", "ckpt_path": best, "output": out / "scores.json"}
         self.timed([*cait, "eval", *(f"--{name}={value}" for name, value in asked.items())], tree=tree)
@@ -199,6 +201,11 @@ def main() -> None:
     places = {name: Path(*place or [REPO]).absolute() for name, *place in (w.split("=") for w in given.learners)}
     with tempfile.TemporaryDirectory() as scratch:
         known = given.root.absolute(), Path(scratch), given.rows.absolute(), given.minutes
+        place = Path(scratch, "hub", f"models--{timm.get_pretrained_cfg(given.network).hf_hub_id.replace('/', '--')}")
+        (place / "snapshots/a").mkdir(parents=True)
+        save_file(torch.load(given.weights), place / "snapshots/a/model.safetensors")
+        (place / "refs").mkdir()
+        (place / "refs/main").write_text("a")
         trials = Trials(*known, given.network, given.weights.absolute(), places)
         for seed, folder, learner in itertools.product(range(given.seeds), given.folders, places):
             trials.score(folder, learner, seed)

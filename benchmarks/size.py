@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6932, 6500),
-    "lines of all source without tests": Limit(15801, 12500),
-    "lines of its tests": Limit(16856, 12900),
+    "lines of all source without tests": Limit(15848, 12500),
+    "lines of its tests": Limit(16891, 12900),
     "lines of contrib without tests": Limit(4483, 3900),
     "lines of contrib's tests": Limit(3800, 3300),
     "kinds of what an extra adds": Limit(12, 12),
@@ -54,7 +54,7 @@ LIMITS = {
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
-    "lines of benchmarks": Limit(2745, 2745),
+    "lines of benchmarks": Limit(2752, 2745),
 }
 
 

@@ -111,11 +111,12 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
     recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
-    if recipe.solves_head and asked.race != "true":  # of three minutes it took a third, and of stamps three points
-        recipe.note("race", "none; for drawings, letters and the like --race true lets a network from scratch try")
-    elif recipe.solves_head:
+    is_asked = asked.race == "true"
+    if recipe.solves_head and (is_asked or (weights and weights.by_default and asked.race is None)):
         scratch = {name: value for name, value in recipe.given.items() if name not in OF_WEIGHTS}
-        enter(recipe, choose(folder, machine, scratch, trial, None, minutes))
+        enter(recipe, choose(folder, machine, scratch, trial, None, minutes), is_asked)
+    elif recipe.solves_head and not asked.race:
+        recipe.note("race", "none; for drawings, letters and the like --race true lets a network from scratch try")
     recipe.lines[:0] = [("weights", reason)] if reason else []
     if scenes := told_of_frames(source):
         recipe.note("scenes", scenes)

@@ -15,8 +15,9 @@ from harness import LIMIT, checkpoint, rows, start
 from same import same
 
 from cait.cli import main
+from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe import race
-from cait.extras.recipe.race import SCRATCH, WEIGHTS, noise, share, verdict
+from cait.extras.recipe.race import SCRATCH, WEIGHTS, noise, share, unlikeness, verdict
 from cait.loops import Position
 
 LITTLE, MUCH = 1e-3, 1e9
@@ -51,15 +52,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits_root: Path) -> 
     return tmp_path
 
 
-def write(weights: str, seconds: float | None = None, killed_at: int | None = None) -> None:
+def write(
+    weights: str, seconds: float | None = None, killed_at: int | None = None, unlike: float | None = None
+) -> None:
     """Settings of a run from weights that races one from scratch, which has so many seconds; None lets it not race.
 
-    With `killed_at` the one that first begins this step is killed.
+    With `killed_at` the one that first begins this step is killed. With `unlike` the images must be at least as far
+    from those of the weights.
     """
     fields = {"stem": "conv", "depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 2, "layer_scale_init": 1.0}
     scratch = settings({"name": "xxs24", "fields": fields, "lr": 6e-3, "optimizer": "muon"}, 8)
     start = {"name": "timm/test_efficientnet", "weights": weights, "solve_head": True, "freeze_norm": True, "lr": 1e-4}
-    raced = seconds and {"seconds": seconds, "settings": scratch}
+    raced = seconds and {"seconds": seconds, "settings": scratch, "unlike": unlike}
     whole = settings(start, 32, race=raced, ema={"decay": 0.5, "initial": True})
     if killed_at is not None:
         leaves = {"class_path": "recorder.LeavesOnce", "init_args": {"step": killed_at}}
@@ -78,14 +82,16 @@ def test_the_solved_head_goes_on_as_if_there_had_been_no_race(here: Path, caplog
     assert "race: from scratch has 0 s to be ahead by more than the noise" in caplog.text
     assert "race won by weights: val/acc1 of the solved head" in caplog.text
     assert (raced / "scratch/checkpoints/last.ckpt").is_file()
-    alone = fit("good.pth", "alone")
+    alone = fit("good.pth", "alone", LITTLE, None, 9.0)
+    assert "no race: by BatchNorm the images are like those of the weights" in caplog.text
+    assert not (alone / "scratch").exists()
     assert same(checkpoint(raced)["state_dict"], checkpoint(alone)["state_dict"])
     assert rows(raced) == rows(alone)
     assert yaml.safe_load((raced / "config.yaml").read_text())["model"]["weights"] == "good.pth"
 
 
 def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    won = fit("blind.pth", "won", MUCH)
+    won = fit("blind.pth", "won", MUCH, None, 1e-6)
     assert "race won by scratch: val/acc1 of the solved head 10" in caplog.text
     kept = yaml.safe_load((won / "config.yaml").read_text())
     assert (kept["model"]["name"], kept["run_name"]) == ("xxs24", "won")
@@ -97,6 +103,21 @@ def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: py
     assert rows(won) == rows(alone)
     assert same(checkpoint(won)["state_dict"], checkpoint(alone)["state_dict"])
     main(["eval", "won"])
+
+
+def test_a_network_that_has_seen_the_images_is_near_to_them(here: Path) -> None:
+    def data(mean: float) -> ImageNetDataModule:
+        data = ImageNetDataModule(root="few", img_size=32, num_workers=0, eval_batch_size=200, mean=(mean,) * 3)
+        data.setup("fit")
+        data.predict_samples = data.train_images.samples
+        return data
+
+    usual, other = data(0.5), data(0.9)
+    network = timm.create_model("test_efficientnet", bn_momentum=1.0).train()
+    network(next(iter(usual.predict_dataloader()))[0])
+    near, far = (unlikeness(network, each.predict_samples, each, torch.device("cpu")) for each in (usual, other))
+    assert near < 0.1
+    assert far > 0.5
 
 
 def test_who_is_ahead_by_more_than_the_noise_wins() -> None:
