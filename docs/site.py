@@ -71,7 +71,9 @@ def row(name: str, told: str) -> str:
 def main() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     known = set(working_tree())
-    pages = {path: page(path, known) for path in known if path.suffix == ".md" and "tests" not in path.parts}
+    pages = {
+        path: page(path, known) for path in known if path.suffix == ".md" and not {"tests", "scripts"} & {*path.parts}
+    }
     for path, text in pages.items():
         for target in {path, *linked(path, text)} & known:
             (PAGES / target).parent.mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,14 @@ import argparse
 import re
 import shutil
 import subprocess
+import traceback
 from pathlib import Path
 
 import prune
 import rename
 
 REPO = rename.REPO
-SOURCE = next((REPO / "src").glob("*/__init__.py")).parent
+SOURCE = rename.package(REPO)
 EXTRAS = SOURCE / "extras"
 GONE = """
     .github/ISSUE_TEMPLATE .github/pull_request_template.md .github/workflows/contrib.yml .github/workflows/release.yml
@@ -35,6 +36,16 @@ OF_CAIT = """
 """
 SMALL_VIT = "timm/vit_tiny_patch16_224"
 """It takes the place of CaiT as the default, on the digits and in the tests; it has fields of the same names."""
+WITHOUT_CAIT = (
+    ("# CaiT (?=on the emb)", "# A small ViT "),
+    ("CaiT (?=on the emb)", "a small ViT "),
+    ("CaiT 6×96", SMALL_VIT),
+    (", recompute attention", ""),
+    (r"#   reached: .*\n", ""),  # a figure of CaiT's
+)
+"""What else it says of CaiT."""
+PARTS_OF_CAIT = r"\bCaiT(?! 6×)|\bxxs24\b|\b(model/|model\.)?cait\.(py|CaiT)|class.(atten|token)|talking heads"
+"""What no page says without it."""
 NO_VARIANTS = '''"""Networks that have names of their own: none."""
 
 from typing import Any
@@ -52,6 +63,12 @@ SAID = (
     (" contrib/make.mk contrib/*/make.mk benchmarks/make.mk tests/*/make.mk", ""),
     (" contrib/*/__init__.py", ""),
     (" $(wildcard tests/house contrib)", ""),
+    ("The tests, and this repository's own discipline, on a clean checkout.", "The tests, on a clean checkout."),
+    ('[".*", "house"]     # `make house`', '[".*"]'),
+    ('    "laws: one of many situations of a run; make laws",\n', ""),
+    ("; takes minutes, make test-kernel", ""),
+    (" and not laws", ""),
+    ("; `make bench-gpu` runs it", ""),
 )
 """Texts, and what a project of one's own says there."""
 TARGETS = re.compile(r"^\.PHONY: docs-check\n.*\n.*\n\n", re.MULTILINE)
@@ -98,7 +115,7 @@ def without_cait() -> None:
         if path.suffix in (".py", ".yaml", ".md") or path.name == "Makefile":
             text = path.read_text()
             name = r'(?<=")xxs24(?=")' if path.suffix == ".md" else r"\bxxs24\b"  # pages lose what else they say of it
-            for old, new in ((name, SMALL_VIT), ("CaiT (?=on the emb)", "a small ViT "), ("CaiT 6×96", SMALL_VIT)):
+            for old, new in ((name, SMALL_VIT), *WITHOUT_CAIT):
                 text = re.sub(old, new, text)
             path.write_text(text)
 
@@ -124,7 +141,7 @@ def adapt(keep: set[str]) -> None:
     for path in rename.files(REPO):
         if path.suffix in (".py", ".md", ".toml", ".sbatch", ".yaml", ".yml") or path.name in ("Makefile", "run"):
             text = before = path.read_text()
-            for old, new in SAID:
+            for old, new in SAID if "paper" in keep else (*SAID, (", or the row PAPER", "")):
                 text = text.replace(old, new)
             text = TARGETS.sub("", text)
             if text != before:
@@ -139,6 +156,21 @@ def adapt(keep: set[str]) -> None:
     site.write_text(re.sub(r'  \{ "\w+" = \[\n  \] \},\n', "", text))
 
 
+def make(name: str, keep: set[str], cait: bool) -> str:
+    """Change everything; returns a sentence about it."""
+    readme = (REPO / "scripts/own_readme.md").read_text()
+    gone = delete(keep)
+    adapt(keep)
+    if not cait:
+        without_cait()
+        readme = readme.replace("a small CaiT", "a small ViT of timm's")
+        gone = re.compile(f"{gone.pattern}|{PARTS_OF_CAIT}")
+    (REPO / "README.md").unlink()
+    prune.prune([path for path in rename.files(REPO) if path.suffix == ".md"], gone)
+    (REPO / "README.md").write_text(readme)
+    return f"{rename.rename(REPO, name)} Extras: {', '.join(sorted(keep)) or 'none'}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="of the package, as `import name` has it, of its command and of the project")
@@ -149,19 +181,15 @@ def main() -> None:
     rename.check(given.name, REPO)
     if keep - known:
         raise SystemExit(f"own: there is no extra {min(keep - known)}; there are {', '.join(sorted(known))}")
-    if subprocess.run(["git", "status", "--porcelain"], cwd=REPO, capture_output=True, text=True).stdout:
-        raise SystemExit("own: commit or stash your changes first, so that `git diff` shows what this changes")
-    readme = (REPO / "scripts/own_readme.md").read_text()
-    gone = delete(keep)
-    adapt(keep)
-    if given.cait == "no":
-        without_cait()
-        readme = readme.replace("a small CaiT", "a small ViT of timm's")
-        gone = re.compile(rf"{gone.pattern}|\bCaiT(?! 6×)|\bxxs24\b|\b(model/|model\.)?cait\.(py|CaiT)")
-    (REPO / "README.md").unlink()
-    prune.prune([path for path in rename.files(REPO) if path.suffix == ".md"], gone)
-    (REPO / "README.md").write_text(readme)
-    print(rename.rename(REPO, given.name), f"Extras: {', '.join(sorted(keep)) or 'none'}.")
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=REPO, capture_output=True, text=True)
+    if status.stdout or status.returncode:
+        first = "commit or stash your changes" if status.stdout else "`git init`, add and commit all files"
+        raise SystemExit(f"own: {first} first, so that `git diff` shows what this changes")
+    try:
+        print(make(given.name, keep, given.cait == "yes"))
+    except BaseException:
+        traceback.print_exc()
+        raise SystemExit("own: it stopped halfway; `git reset --hard && git clean -fd` brings all back") from None
 
 
 if __name__ == "__main__":

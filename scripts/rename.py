@@ -8,6 +8,7 @@ docs/cait.md, timm's models. It needs Python alone.
 """
 
 import argparse
+import ast
 import keyword
 import os
 import re
@@ -37,7 +38,7 @@ def files(root: Path) -> list[Path]:
 
 def rules(root: Path, old: str, new: str) -> list[tuple[re.Pattern[str], str]]:
     """What is replaced, and by what."""
-    source, title = root / "src" / old, new.title().replace("_", "")
+    source, title = root / "src" / old, titled(new)
     named = re.search(r'^name = "([\w.-]+)"', (root / "pyproject.toml").read_text(), re.MULTILINE)
     assert named is not None
     found = {named[1]: new.replace("_", "-")}
@@ -61,6 +62,16 @@ def renamed(text: str, old: str, new: str, more: list[tuple[re.Pattern[str], str
     return re.sub(rf"(?:(?<!\w)|(?<=\\[bnt])){old}(?!\w|\.(?:py|md|ipynb)\b)", replace, text)
 
 
+def package(root: Path) -> Path:
+    """The folder in src/."""
+    return next((root / "src").glob("*/__init__.py")).parent
+
+
+def titled(name: str) -> str:
+    """The name in classes."""
+    return name.title().replace("_", "")
+
+
 def check(name: str, root: Path) -> None:
     """Raise SystemExit if a package cannot have this name."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
@@ -71,6 +82,17 @@ def check(name: str, root: Path) -> None:
         raise SystemExit(f"rename: {name} is a package that others bring; imports would find the wrong one")
     if (root / "src" / name).exists():
         raise SystemExit(f"rename: src/{name} is there already")
+    if hidden := next((path for path in files(root) if path.suffix == ".py" and hides(path, root, name)), None):
+        raise SystemExit(f"rename: {hidden.relative_to(root)} has a variable {name}, which would hide the package")
+
+
+def hides(path: Path, root: Path, new: str) -> bool:
+    """Whether a file that speaks of the package, as in `cait.load`, uses its new name for something else."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    old = package(root).name
+    return {old, new} <= names or {titled(old), titled(new)} <= names
 
 
 def style(root: Path) -> None:
@@ -90,7 +112,7 @@ def style(root: Path) -> None:
 
 def rename(root: Path, new: str) -> str:
     """Rename the package in `root`; returns a sentence about it."""
-    (source,) = (path.parent for path in (root / "src").glob("*/__init__.py"))
+    source = package(root)
     old, changed = source.name, 0
     more = rules(root, old, new)
     for path in files(root):

@@ -1,4 +1,4 @@
-"""What code that is written for timm's networks calls on one, for CaiT: each as on timm's `Cait`.
+"""What code that is written for timm's networks calls on one, for CaiT: each as on timm's own.
 
 Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 """

@@ -310,7 +310,7 @@ def test_eight_bits_are_near_the_network(format: str, tmp_path: Path) -> None:
     model = random_network(**TINY).eval()
     images = [torch.randn(8, 3, 8, 8) for _ in range(4)]
     path, output = tmp_path / exporting.FILES[format], tmp_path / f"small{Path(exporting.FILES[format]).suffix}"
-    export(model, path, format)
+    export(model, path, format, input_shape=(3, 8, 8))
     quantize, reader = eight_bits.FORMATS[format]
     quantize(path, output, images)
     with torch.no_grad():
@@ -337,7 +337,7 @@ def test_what_eight_bits_lose_is_measured_and_refused(
     Path(file).unlink()
 
     def other(path: Path, output: Path, images: Any) -> None:
-        export(random_network(**DIGITS), output, "onnx")
+        export(random_network(**DIGITS), output, "onnx", input_shape=(3, 16, 16))
 
     monkeypatch.setitem(eight_bits.FORMATS, "onnx", (other, eight_bits.read_onnx))
     with pytest.raises(SystemExit):

@@ -198,6 +198,7 @@ OF_CAIT: list = [
     (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
     (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
     (LARGE, {}, {"data.shrink": 128}),
+    (replace(LARGE, side=256, megapixels=0.1), {}, {"data.shrink": 128}),
     (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
     (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
     (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
@@ -217,7 +218,6 @@ OF_CAIT: list = [
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
         (replace(LARGE, side=250, megapixels=0.1), {}, {"data.shrink": "absent"}),
-        (replace(LARGE, side=256, megapixels=0.1), {}, {"data.shrink": 128}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),
@@ -287,6 +287,7 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     assert (whole["model.lr"], whole["model.layer_decay"], "ema.decay" in whole) == (3e-4, 0.75, False)
 
 
+@needs_cait
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
         for image, val, many in ((1e-3, 60, 300), (0.05, 1200, 300), (1e-4, 60, 300), (2e-3, 5000, 1_281_167)):
