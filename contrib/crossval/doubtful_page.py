@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from cait.data.reading import load_image
-from cait.extras import page
+from cait.extras import page, plots
 from contrib.crossval import doubt
 
 PAGE = "doubtful.html"
@@ -48,5 +49,7 @@ def _pixels(data: Any, path: str) -> np.ndarray:
     """An image as people see it, whole and small."""
     how = replace(data.preprocessing.reading, shrink=SIDE)  # large files are read much faster so
     image = load_image(data.root / path, reading=how)
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(plots.pixels(data.preprocessing.normalize(image), data.preprocessing))
     image.thumbnail((SIDE, SIDE))
     return np.asarray(image)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cait import disk
+from cait import ckpt, disk
 from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, console
@@ -82,7 +82,7 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
         return
     run.mkdir(exist_ok=True)
     first = rundir.config(run.with_name("fold-0")) if fold else None
-    chosen = [f"--config={first}"] if first else settings
+    chosen = [f"--config={first}", *_decided(first.parent)] if first else settings
     status = train_run(program, run, [*chosen, f"--data.fold={fold}"])
     if not status:
         return
@@ -93,6 +93,17 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
             disk.remove(run.parent)
         raise UserError(reason)
     raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")
+
+
+def _decided(run: Path) -> list[str]:
+    """What a fold has decided by its own pace, as options: the number of its epochs, and who won its race."""
+    config = saved.of_run(run)
+    options = ["--race=false"] if config.get("race") else []
+    if config.get("plan_minutes"):
+        plans = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"].values()
+        epochs = next(plan["epochs"] for plan in plans if isinstance(plan, dict) and plan.keys() == {"first", "epochs"})
+        options += ["--plan_minutes=null", *([f"--trainer.max_epochs={epochs}"] if epochs else [])]
+    return options
 
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:

@@ -95,6 +95,8 @@ class Run:
     """Optimizer steps that the run has done; 0 in a new run."""
     program: Any
     """What `cait` was started with, a `cait.run.program.Program`."""
+    typed: set[str]
+    """The names of the settings that the command line itself gives, as "model.lr"."""
 
 
 @functools.cache

@@ -83,6 +83,11 @@ def test_an_average_with_the_initial_weights_is_half_way_also_after_a_resume(tmp
     moved = [name for name in average if not torch.allclose(first[name], raw[name])]
     assert len(moved) > len(average) / 2
     assert again.callback_metrics["val_ema/loss"] != again.callback_metrics["val/loss"]
+    (plain := trainer(max_epochs=1, callbacks=[EMA(0.5)])).fit(module(**how), loader(), loader(8))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    late = trainer(max_epochs=2, callbacks=[EMA(0.5, initial=True)])
+    with pytest.raises(UserError, match=r"plain\.ckpt does not hold the weights that its run started from"):
+        late.fit(module(**how), loader(), loader(8), ckpt_path=tmp_path / "plain.ckpt")
 
 
 def test_all_processes_score_the_statistics_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

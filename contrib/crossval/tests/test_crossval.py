@@ -115,6 +115,22 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     assert "<img" not in none
 
 
+def test_planes_are_shown_too(tmp_path: Path) -> None:
+    pytest.importorskip("cait.extras.channels")
+    np.save(tmp_path / "0.npy", np.random.default_rng(0).random((20, 10, 5)))
+    how = dict(reader="cait.extras.channels.planes:read", in_chans=5, mean=[0.5] * 5, std=[0.3] * 5)
+    data = ImageNetDataModule(root=str(tmp_path), auto_augment=None, **how)
+    doubtful_page.write(tmp_path, [("0.npy", "owl", "0.1", "cat", "0.9")], 1, data)
+    assert "data:image/jpeg;base64," in (tmp_path / doubtful_page.PAGE).read_text()
+
+
+def test_folds_train_as_many_epochs_as_the_first_has_planned(here: Path) -> None:
+    pytest.importorskip("cait.extras.recipe")
+    words = ["--trainer.max_epochs=9", "--trainer.limit_train_batches=5", "--plan_minutes=1e-3", "--data.num_workers=0"]
+    main(["fit", *SMALL, *words, "--run_name=planned"])
+    assert verb._decided(Path("logs/planned")) == ["--plan_minutes=null", "--trainer.max_epochs=1"]
+
+
 def test_what_is_doubtful_is_what_cleanlab_says() -> None:
     cleanlab = pytest.importorskip("cleanlab.filter")
     draw = np.random.default_rng(0)

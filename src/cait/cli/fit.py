@@ -51,12 +51,9 @@ def train(line: Line, program: Program) -> None:
             CaiTCLI(line, program)
             return
         except NextRun as other:
-            folder, settings = other.folder, other.settings  # not the error, which holds the network of before
-        if settings is None:
-            line = continued(folder, [], program)
-        else:
-            line = Line("fit", [])
-            line.layers.append((None, settings))
+            folder, is_new, layers = other.folder, other.is_new, other.layers  # not what holds the network of before
+        line = Line("fit", []) if is_new else continued(folder, [], program)
+        line.layers += [(None, layer) for layer in layers]
 
 
 def continued(folder: Path, words: list[str], program: Program) -> Line:

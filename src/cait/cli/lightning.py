@@ -303,7 +303,7 @@ class CaiTCLI(LightningCLI):
         self.run_dir = self._lock_run_dir()
         continued = rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS)
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
-        parts = self.datamodule, self.model, first_step, self.program
+        parts = self.datamodule, self.model, first_step, self.program, self.line.typed
         run = plugins.Run(config, given, self.run_dir, *parts)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir

@@ -167,12 +167,16 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
 class NextRun(BaseException):
     """Raised from a hook, in all processes: leave this run as it is saved, and go on with the one in `folder`.
 
-    `settings` are those of a run that begins there; None for one that has begun. It is no error, and no exit.
+    It is no error, and no exit.
+
+    Args:
+        is_new: whether that run begins.
+        layers: its settings if it is new, else what is given to it now.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, is_new: bool, *layers: dict[str, Any]) -> None:
         super().__init__(folder)
-        self.folder, self.settings = folder, settings
+        self.folder, self.is_new, self.layers = folder, is_new, layers
 
 
 @dataclass

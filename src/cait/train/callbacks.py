@@ -151,6 +151,9 @@ class EMA(Callback):
             self.average, self._loaded = None, {}  # those of the weights that were scored before
         elif self.initial:
             self._first = checkpoint["callbacks"].get(INITIAL, {})
+            if not self._first and self.decay is not None:
+                lacks = f"{trainer.ckpt_path} does not hold the weights that its run started from"
+                raise UserError(f"--ema.initial true: {lacks}; take it from the first step on")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

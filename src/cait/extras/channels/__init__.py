@@ -2,25 +2,37 @@
 
 import os
 from collections.abc import Iterator
-from functools import partial
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 CHANNELS = "model.fields.in_chans"
+LOOKED_AT = 5
+"""Files of which Pillow knows none where images are planes: one may be damaged."""
 
 
 def add_settings(line: Any, program: Any) -> None:
     """Where images are planes, add the settings that they need to those of `cait fit`."""
     if line.verb == "fit" and program.data is None:  # a data module of one's own may have transforms of its own
-        line.steps.append(partial(settings_for, line.typed))
+        from cait.cli.options import Options
+
+        own = Options("fit")
+        own.add_argument("--from", default="")
+        source = vars(own.parse_known_args(line.words)[0])["from"]
+        line.steps.append(lambda given: settings_for(line.typed, given, source))
 
 
-def settings_for(typed: set[str], given: dict[str, Any]) -> dict[str, Any]:
+def settings_for(typed: set[str], given: dict[str, Any], source: str = "") -> dict[str, Any]:
     """The settings to add to those `given`, if these or the images say that they are planes; what is `typed` stays.
 
-    Raises UserError if no training image can be read.
+    If weights come from the run `source`, planes are read and normalized as there. Raises UserError if no training
+    image can be read.
     """
     root, is_asked = given.get("data.root"), given.get("data.reader") or given.get(CHANNELS) not in (None, 1, 3)
+    unchanged = {"data.auto_augment": None, "data.color_jitter": None}
+    if root and source and "data.reader" not in given and (of_run := read_as_in(source)):
+        return {name: value for name, value in (of_run | unchanged).items() if name not in typed}
     if not root or "ckpt_path" in given or not (is_asked or ("data.reader" not in given and holds_planes(Path(root)))):
         return {}
     from cait.data.reading import Reading
@@ -31,10 +43,25 @@ def settings_for(typed: set[str], given: dict[str, Any]) -> dict[str, Any]:
     reader = given.get("data.reader") or f"{__name__}.planes:read"
     data: Any = nested(given)["data"] | {"reader": reader, "in_chans": given.get(CHANNELS) or 0}
     mean, std = measure(open_source(root, **data).train, group(Reading, data))
-    added = {"data.reader": reader, CHANNELS: len(mean), "data.auto_augment": None, "data.color_jitter": None}
+    added = {"data.reader": reader, CHANNELS: len(mean)} | unchanged
     if len(data.get("mean") or ()) != len(mean):
         added |= {"data.mean": mean, "data.std": std}
     return {name: value for name, value in added.items() if name not in typed}
+
+
+def read_as_in(source: str) -> dict[str, Any]:
+    """The settings by which a run reads planes; empty if it reads none, or there is no such run."""
+    from cait.cli import saved
+    from cait.cli.loading import checkpoint_of
+    from cait.errors import UserError
+
+    with suppress(UserError):  # which the extra that starts from weights says
+        folder = checkpoint_of(source, "start from")[1]
+        data = saved.data_settings(folder) if folder else {}
+        if data.get("reader"):
+            held = {f"data.{name}": data.get(name) for name in ("reader", "reader_args", "mean", "std")}
+            return held | {CHANNELS: len(data["mean"])}
+    return {}
 
 
 def holds_planes(folder: Path) -> bool:
@@ -44,14 +71,15 @@ def holds_planes(folder: Path) -> bool:
     from cait.data.listing import ARRAYS, EXTENSIONS
     from cait.data.reading import open_image
 
-    image = next(_files(folder, EXTENSIONS), None)
-    if image is None:
-        return any(_files(folder, ARRAYS))
-    try:
-        with open_image(image):
-            return False
-    except Exception as error:  # a damaged file says nothing
-        return isinstance(error, UnidentifiedImageError) and image.suffix.lower().startswith(".tif")
+    images = [*islice(_files(folder, EXTENSIONS), LOOKED_AT)]
+    unknown = 0
+    for image in images:
+        try:
+            with open_image(image):
+                return False
+        except Exception as error:  # a damaged file says nothing
+            unknown += isinstance(error, UnidentifiedImageError) and image.suffix.lower().startswith(".tif")
+    return unknown > 0 if images else any(_files(folder, ARRAYS))
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:

@@ -1,11 +1,9 @@
 """Use what a network has learned: its features, simple classifiers on them, and training of its head alone."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from cait.errors import UserError
-from cait.guards import configurations
 from cait.plugins import Results, Run, Setting, Verb
 
 VERBS = {
@@ -57,8 +55,8 @@ def _check_used(run: Run) -> None:
 
     asks, start = run.module.hparams.get, run.module.initial_weights
     has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
-    typed = configurations.typed(sys.argv)  # a recipe sets it for any network
-    if run.first_step == 0 and asks("freeze_norm") and not has_norm and "model.freeze_norm" in typed:
+    is_typed = "model.freeze_norm" in run.typed  # a recipe sets it for any network
+    if run.first_step == 0 and asks("freeze_norm") and not has_norm and is_typed:
         raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
     if run.first_step == 0 and asks("solve_head") and not (start.weights or start.pretrained):
         raise UserError("--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out")

@@ -110,6 +110,8 @@ def export(
     """
     output = Path(output).resolve()
     disk.check_output(output, folder=format == "timm")
+    if format == "openvino" and output.suffix != ".xml":
+        raise UserError(f"{output.name}: OpenVINO reads files that end with .xml; name one with --output")
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}

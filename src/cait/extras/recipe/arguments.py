@@ -57,10 +57,10 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
     """
     has_own = not all(is_overlay(path, layer) for path, layer in line.layers if path)
     if "ckpt_path" in given or has_own or not is_folder(given.get("data.root")):
-        if asked.minutes is not None or asked.race is not None:
+        if asked.minutes is not None or asked.race == "true":
             name = "race" if asked.minutes is None else "minutes"
             raise UserError(f"--{name} is for a folder of images without a configuration")
-        beside = beside_a_configuration(asked.source)
+        beside = beside_a_configuration(asked.source) | ({"race": None} if asked.race else {})  # of a run that raced
         return {name: value for name, value in beside.items() if not is_in(name, line.typed)}
     with contextlib.redirect_stdout(sys.stderr if "print_config" in line.typed else sys.stdout):
         recipe = chosen(given, asked, program)
@@ -112,6 +112,8 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
     is_asked = asked.race == "true"
+    if is_asked and not recipe.solves_head:
+        raise UserError("--race true is about a head that is solved: leave out --model.solve_head and a run of ours")
     if recipe.solves_head and (is_asked or (weights and weights.by_default and asked.race is None)):
         scratch = {name: value for name, value in recipe.given.items() if name not in OF_WEIGHTS}
         enter(recipe, choose(folder, machine, scratch, trial, None, minutes), is_asked)

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from cait.errors import UserError
 from cait.extras.display import duration
 from cait.extras.recipe.figures import most_epochs
-from cait.loops import batches_a_step, batches_an_epoch
+from cait.loops import Position, batches_a_step, batches_an_epoch
 from cait.plugins import Run
 
 WARM_UP = 3
@@ -22,7 +22,8 @@ class Plan(Callback):
     """Plans as many epochs as fit into `plan_minutes`.
 
     A trial before the run would wait for it, and be wrong once other work on the machine begins or ends. Checkpoints
-    hold the plan, so that a resumed run keeps it; a `--trainer.max_epochs` that is given later wins.
+    hold the plan, so that a resumed run keeps it; a `--trainer.max_epochs` that is given later wins, and a
+    `--plan_minutes` plans once more.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,6 +34,7 @@ class Plan(Callback):
         """The epochs that were planned before."""
         self.epochs: int | None = None
         """Those that are planned now."""
+        self.typed = run.typed
         self._batches, self._since = 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -40,7 +42,13 @@ class Plan(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["callbacks"].get(self.state_key)
-        if kept and kept["epochs"] and kept["first"] == trainer.max_epochs:  # else another number is given now
+        if "plan_minutes" in self.typed:  # it goes on to the next validation at least
+            every = trainer.check_val_every_n_epoch or 1
+            until = (Position.saved(checkpoint).epoch // every + 1) * every
+            trainer.fit_loop.max_epochs = max(trainer.max_epochs or 0, until)
+        elif kept and ("trainer.max_epochs" in self.typed or kept["first"] != self.first):
+            self.epochs = self.first
+        elif kept and kept["epochs"]:
             self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -57,9 +65,11 @@ class Plan(Callback):
         left = self.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.initial_weights.weights or pl_module.initial_weights.pretrained)
         most = max(done, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
-        self.epochs = trainer.strategy.broadcast(min(most, done + max(0, int(left / (every * epoch))) * every))
+        fitting = done + max(0, int(left / (every * epoch))) * every
+        self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:
-            told = f"{self.epochs} epochs, because one takes {epoch:.1f} s"
+            why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
+            told = f"{self.epochs} epochs, {why}"
             rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
         trainer.fit_loop.max_epochs = self.epochs
         for each in trainer.lr_scheduler_configs:

@@ -25,7 +25,7 @@ from cait.plugins import Run
 from cait.run import rundir
 from cait.run.checkpoints import LastCheckpoint
 from cait.run.program import NextRun
-from cait.settings import nested
+from cait.settings import flatten, is_in, nested
 
 FILE, SCRATCH, WEIGHTS = "race.json", "scratch", "weights"
 NAMES = {"acc1": 100.0, "acc1_macro": 100.0, "mAP": 1.0}
@@ -40,6 +40,8 @@ PLAIN = 1 / 2
 OF_WEIGHTS = {"model.name", "model.weights", "model.weights_ema", "model.pretrained"}
 OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head"}
 """Settings that a run from scratch does not take of those which are given."""
+PLACE = {"run_name", "ckpt_path", "trainer.default_root_dir", "race"}
+LENGTH = {"trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}
 
 
 def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
@@ -47,12 +49,20 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
 
     A race that is not asked for waits for a look at the images by the network.
     """
-    seconds = share(recipe.minutes)
+    seconds, metric = share(recipe.minutes), str(recipe.held.get("best_metric") or "val/acc1")
     epochs = seconds / 60 / recipe.minutes * scratch.held.get("trainer.max_epochs", 0)
-    if "plan_minutes" not in scratch.settings or epochs < LEAST_EPOCHS:
-        told = f"from scratch {epochs:.1f} epochs would fit into its share of the time, {seconds:.0f} s"
-        recipe.note("race", f"none, because {told}")
-    elif "plan_minutes" in recipe.settings:
+    why = ""
+    if given := LENGTH & recipe.given.keys():
+        why = f"--{min(given)} is given, and a race goes by the time"
+    elif metric.rpartition("/")[2] not in NAMES:
+        why = f"it is about {', '.join(NAMES)}, and not about {metric}"
+    elif not scratch.held.get("plan_minutes") or epochs < LEAST_EPOCHS:
+        why = f"from scratch {epochs:.1f} epochs would fit into its share of the time, {seconds:.0f} s"
+    elif not recipe.held.get("plan_minutes"):
+        why = "the head alone is trained"
+    if why:
+        recipe.note("race", f"none, because {why}")
+    else:
         held = scratch.held | {"baselines": recipe.held.get("baselines", False)}
         recipe.take("race", {"seconds": seconds, "settings": nested(held)} | ({} if is_asked else {"unlike": UNLIKE}))
         where = "" if is_asked else " where the images are unlike those of the weights"
@@ -63,7 +73,8 @@ def callbacks_of(run: Run) -> list[Callback]:
     """What races in a run, if its race is not over."""
     if "settings" in run.config.race:
         return [Race(run)]
-    is_racing = run.folder.name == SCRATCH and not winner(run.folder.parent)
+    is_inside = run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()  # of the one from weights
+    is_racing = is_inside and not winner(run.folder.parent)
     return [RaceFromScratch(run)] if is_racing else []
 
 
@@ -113,13 +124,16 @@ def verdict(head: float, scratch: float, images: int, part: float, epochs: int) 
     return WEIGHTS if part >= 1 or is_plain else ""
 
 
-def leave(trainer: Trainer, folder: Path, settings: dict[str, Any] | None = None) -> NoReturn:
-    """End this run, as it is saved, and go on with the one in `folder`, which begins with `settings` if it is new."""
+def leave(trainer: Trainer, folder: Path, settings: Any = None, typed: Any = None) -> NoReturn:
+    """End this run, as it is saved, and go on with the one in `folder`.
+
+    If it is new it begins with `settings`; what is `typed` now wins over these and over its own.
+    """
     for each in trainer.checkpoint_callbacks:
         if isinstance(each, LastCheckpoint):
             each.signals.restore()  # nobody would act on what it notes
     is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())  # the others wait for the first here
-    raise NextRun(folder, None if is_begun else settings)
+    raise NextRun(folder, not is_begun, {} if is_begun else settings, typed or {})
 
 
 class Race(Callback):
@@ -152,7 +166,9 @@ class Race(Callback):
         own = {"score": score, "after": after, "seconds": seconds}
         limits = given["settings"].get("trainer", {}) | {"default_root_dir": str(folder)}
         place = {"run_name": SCRATCH, "trainer": limits, "race": own}
-        leave(trainer, folder / SCRATCH, given["settings"] | place)
+        left_out, now = OF_WEIGHTS | PLACE, flatten(self.run.config.as_dict())
+        typed = {name: now[name] for name in now if is_in(name, self.run.typed) and not is_in(name, left_out)}
+        leave(trainer, folder / SCRATCH, given["settings"] | place, nested(typed))
 
 
 class RaceFromScratch(Callback):

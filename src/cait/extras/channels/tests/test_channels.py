@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from harness import REPO, rows
 from PIL import Image
 from same import same
@@ -25,6 +26,7 @@ tifffile, pydicom = pytest.importorskip("tifffile"), pytest.importorskip("pydico
 READER = "cait.extras.channels.planes:read"
 DRAWN = np.random.default_rng(0)
 FIVE = DRAWN.integers(0, 2**16, (6, 9, 5), dtype=np.uint16)
+AS_BEFORE = ("reader", "reader_args", "mean", "std")
 FLOATS, PAGES = FIVE / np.float32(7), np.moveaxis(FIVE, 2, 0)
 DICOM = Path(pydicom.__file__).parent / "data/test_files"
 
@@ -149,6 +151,9 @@ def test_a_folder_says_that_it_holds_planes(tmp_path: Path) -> None:
     assert holds_planes(tmp_path)
     for name in ("a/0.tif", "a/1.tif", "b/0.tif", "b/1.tif"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "a/-.tif").write_bytes(b"")
+    assert not holds_planes(tmp_path)
+    (tmp_path / "a/-.tif").unlink()
     assert settings_for(set(), {"data.root": str(tmp_path)}) == {}
     with pytest.raises(UserError, match=r"0\.tif: it has 3 channels, not 4"):
         settings_for(set(), {"data.root": str(tmp_path), CHANNELS: 4})
@@ -191,6 +196,9 @@ def test_five_bands_are_learned_scored_resumed_and_exported(fit: Any, capfd: pyt
     train("five")
     train("three", "--data.reader_args={bands: [0, 1, 2]}")
     assert accuracy("three") <= 75
+    train("again", "--from=three", "--trainer.max_epochs=1")
+    kept, before = (yaml.safe_load(Path(f"logs/{name}/config.yaml").read_text()) for name in ("again", "three"))
+    assert [kept["data"][name] for name in AS_BEFORE] == [before["data"][name] for name in AS_BEFORE]
     assert accuracy("five") >= 95
     files, loaded = sorted(Path("tiles/val").glob("*/*.tif")), cait.load("logs/five")
     found = [best for best, *_ in loaded.predict([*files], top_k=1)]

@@ -116,6 +116,8 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         (path / name).write_text("theirs")
     with torch.no_grad():
         model.head.bias[0] = torch.nan
+    with pytest.raises(UserError, match=r"net\.onnx: OpenVINO reads files that end with \.xml"):
+        export(model, tmp_path / "net.onnx", "openvino", {}, (3, 8, 8))
     with pytest.raises(UserError, match="a logit differs by nan"):
         export(model, path, "timm", {}, (3, 8, 8))
     assert [*tmp_path.iterdir()] == [path]

@@ -31,20 +31,23 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(place)
-    short = fit("short", "--plan_minutes=1e-3")
+    short = fit("short", "--plan_minutes=1e-3", "--trainer.max_epochs=4")
     assert epochs(short) == 2  # those up to the first validation
     assert "planned anew: 2 epochs, because one takes" in caplog.text
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 7)
     caplog.clear()
     long = fit("long", "--plan_minutes=1000")
     assert epochs(long) == 6  # the last one is validated
-    assert "planned anew: 6 epochs" in caplog.text
+    assert "planned anew: 6 epochs, no more, whatever the time" in caplog.text
     rates = [float(row["lr"]) for row in rows(long) if row["lr"]]
     assert rates[-1] < 0.05 * max(rates)  # the cosine ends with the run
     main(["resume", "short"])
     assert epochs(short) == 2
-    main(["resume", "short", "--trainer.max_epochs=4"])  # what is given wins
-    assert epochs(short) == 4
+    for given, end in (("--trainer.max_epochs=4", 4), ("--trainer.max_epochs=8", 8), ("--plan_minutes=1e-3", 10)):
+        main(["resume", "short", given])  # what is given wins, also if it is the number from before the plan
+        assert epochs(short) == end
+        main(["resume", "short"])
+        assert epochs(short) == end
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")
     assert "plan_minutes must be above 0 or null, got -1" in capsys.readouterr().err

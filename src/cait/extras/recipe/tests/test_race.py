@@ -18,7 +18,8 @@ from same import same
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe import race
-from cait.extras.recipe.race import SCRATCH, WEIGHTS, noise, share, unlikeness, verdict
+from cait.extras.recipe.race import SCRATCH, WEIGHTS, enter, noise, share, unlikeness, verdict
+from cait.extras.recipe.rules import Recipe
 from cait.loops import Position
 from cait.model.config import VARIANTS
 
@@ -96,18 +97,48 @@ def test_the_solved_head_goes_on_as_if_there_had_been_no_race(here: Path, caplog
 
 @needs_cait  # a small ViT learns nothing in three epochs
 def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    won = fit("blind.pth", "won", MUCH, None, 1e-6)
+    won = fit("blind.pth", SCRATCH, MUCH, None, 1e-6)  # a name like that of the folder inside it
     assert "race won by scratch: val/acc1 of the solved head 10" in caplog.text
     kept = yaml.safe_load((won / "config.yaml").read_text())
-    assert (kept["model"]["name"], kept["run_name"]) == ("xxs24", "won")
+    assert (kept["model"]["name"], kept["run_name"]) == ("xxs24", SCRATCH)
     assert rows(won)[0]["val/acc1"] == ""  # nothing of step 0 of the other
-    settings = yaml.safe_load(Path("logs/won/config.yaml").read_text())
-    Path("alone.json").write_text(json.dumps({name: value for name, value in settings.items() if name != "race"}))
+    Path("alone.json").write_text(json.dumps({name: value for name, value in kept.items() if name != "race"}))
     main(["fit", "--config=alone.json", "--run_name=alone", "--trainer.default_root_dir=logs"])
     alone = Path("logs/alone")
     assert rows(won) == rows(alone)
     assert same(checkpoint(won)["state_dict"], checkpoint(alone)["state_dict"])
-    main(["eval", "won"])
+    main(["eval", SCRATCH])
+
+
+def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
+    write("blind.pth", MUCH, 12)
+    with pytest.raises(SystemExit):
+        main(["fit", "--config=race.yaml", "--run_name=cut", "--data.batch_size=10", "--model.freeze_norm=false"])
+    assert yaml.safe_load(Path("logs/cut/scratch/config.yaml").read_text())["data"]["batch_size"] == 10
+    main(["resume", "cut", "--trainer.max_epochs=2"])
+    assert Position.saved(checkpoint(Path("logs/cut"))) == (2, 0, 40)
+    main(["fit", "--config=logs/cut/config.yaml", "--run_name=again", "--race=false", "--trainer.max_epochs=1"])
+    assert yaml.safe_load(Path("logs/again/config.yaml").read_text())["race"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "plans", "told"),
+    [
+        ({}, 40, {"plan_minutes": 3.0}, "after the head is solved, from scratch gets 54 s"),
+        ({"plan_minutes": 3.0}, 40, {}, "after the head is solved"),
+        ({"trainer.max_epochs": 20}, 20, {}, "none, because --trainer.max_epochs is given"),
+        ({"best_metric": "val/loss"}, 40, {"plan_minutes": 3.0}, "none, because it is about acc1, acc1_macro, mAP"),
+        ({}, 20, {"plan_minutes": 3.0}, "none, because from scratch 6.0 epochs would fit"),
+        ({}, 40, {}, "none, because the head alone is trained"),
+    ],
+)
+def test_a_line_says_whether_there_is_a_race(given: dict, epochs: int, plans: dict, told: str) -> None:
+    recipe, scratch = (Recipe(given, None, 3.0) for _ in range(2))
+    scratch.take_all({"trainer.max_epochs": epochs, "plan_minutes": 3.0})
+    recipe.take_all(plans)
+    enter(recipe, scratch, True)
+    assert recipe.lines[0][1].startswith(told)
+    assert ("race" in recipe.settings) == told.startswith("after")
 
 
 def test_a_network_that_has_seen_the_images_is_near_to_them(here: Path) -> None:
