@@ -11,6 +11,7 @@ from cait.extras.display import duration
 from cait.extras.recipe.figures import most_epochs
 from cait.loops import Position, batches_a_step, batches_an_epoch
 from cait.plugins import Run
+from cait.train.optim import WarmupSchedule
 
 WARM_UP = 3
 """Batches before the clock starts: workers are started, and kernels chosen."""
@@ -73,4 +74,5 @@ class Plan(Callback):
             rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
         trainer.fit_loop.max_epochs = self.epochs
         for each in trainer.lr_scheduler_configs:
-            each.scheduler.length = each.scheduler.measure()  # type: ignore[union-attr]
+            if isinstance(each.scheduler, WarmupSchedule):  # not one of the user's own
+                each.scheduler.length = each.scheduler.measure()
