@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6936, 6500),
     "lines of all source without tests": Limit(15912, 12500),
-    "lines of its tests": Limit(16980, 12900),
+    "lines of its tests": Limit(16987, 12900),
     "lines of contrib without tests": Limit(4497, 3900),
     "lines of contrib's tests": Limit(3816, 3300),
     "kinds of what an extra adds": Limit(12, 12),

@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(place)
-    short = fit("short", "--plan_minutes=1e-3", "--trainer.max_epochs=4")
+    short = fit("short", "--plan_minutes=1e-3")
     assert epochs(short) == 2  # those up to the first validation
     assert "planned anew: 2 epochs, because one takes" in caplog.text
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 7)
@@ -50,17 +50,23 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     assert "planned anew: 6 epochs, no more, whatever the time" in caplog.text
     rates = [float(row["lr"]) for row in rows(long) if row["lr"]]
     assert rates[-1] < 0.05 * max(rates)  # the cosine ends with the run
-    main(["resume", "short"])
-    assert epochs(short) == 2
-    for given, end in (("--trainer.max_epochs=4", 4), ("--trainer.max_epochs=8", 8), ("--plan_minutes=1e-3", 10)):
-        main(["resume", "short", given])  # what is given wins, also if it is the number from before the plan
-        assert epochs(short) == end
-    main(["resume", "short"])
-    assert epochs(short) == 10
     assert epochs(fit("own", "--plan_minutes=1e-3", module=OwnSchedule)) == 2
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")
     assert "plan_minutes must be above 0 or null, got -1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_given_later_wins(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    short = fit("later", "--plan_minutes=1e-3", "--trainer.max_epochs=4")
+    main(["resume", "later"])
+    assert epochs(short) == 2
+    for given, end in (("--trainer.max_epochs=4", 4), ("--trainer.max_epochs=8", 8), ("--plan_minutes=1e-3", 10)):
+        main(["resume", "later", given])  # what is given wins, also if it is the number from before the plan
+        assert epochs(short) == end
+    main(["resume", "later"])
+    assert epochs(short) == 10
 
 
 def test_a_run_that_is_killed_after_the_plan_ends_with_the_same_bits(

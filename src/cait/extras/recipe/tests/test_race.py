@@ -110,6 +110,7 @@ def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: py
     main(["eval", SCRATCH])
 
 
+@pytest.mark.slow
 def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
     write("blind.pth", MUCH, 12)
     with pytest.raises(SystemExit):
