@@ -203,7 +203,8 @@ def main() -> None:
         known = given.root.absolute(), Path(scratch), given.rows.absolute(), given.minutes
         place = Path(scratch, "hub", f"models--{timm.get_pretrained_cfg(given.network).hf_hub_id.replace('/', '--')}")
         (place / "snapshots/a").mkdir(parents=True)
-        save_file(torch.load(given.weights), place / "snapshots/a/model.safetensors")
+        state = {name: weight.contiguous() for name, weight in torch.load(given.weights).items()}
+        save_file(state, place / "snapshots/a/model.safetensors")
         (place / "refs").mkdir()
         (place / "refs/main").write_text("a")
         trials = Trials(*known, given.network, given.weights.absolute(), places)

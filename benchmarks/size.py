@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6936, 6500),
     "lines of all source without tests": Limit(15912, 12500),
-    "lines of its tests": Limit(16987, 12900),
+    "lines of its tests": Limit(16989, 12900),
     "lines of contrib without tests": Limit(4497, 3900),
     "lines of contrib's tests": Limit(3816, 3300),
     "kinds of what an extra adds": Limit(12, 12),
@@ -54,7 +54,7 @@ LIMITS = {
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
-    "lines of benchmarks": Limit(2752, 2745),
+    "lines of benchmarks": Limit(2753, 2745),
 }
 
 
