@@ -161,7 +161,8 @@ class Trials(Rows):
         row = dict(zip(KEYS, (folder, learner, f"{self.minutes:g}", self.network, str(seed)), strict=True))
         if self._key(row) not in self.done and not (learner == "probe" and seed):
             (out := self.scratch / f"{folder}-{learner}-{seed}").mkdir()
-            found = getattr(self, learner, self.ours)(row, self.folders / folder, out)
+            others = {"probe": self.probe, "fastai": self.fastai, "timm": self.timm}
+            found = others.get(learner, self.ours)(row, self.folders / folder, out)
             self.add(**row, **{name: f"{float(found[name]):.6g}" for name in FOUND if name in found})
 
 

@@ -54,7 +54,7 @@ LIMITS = {
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
-    "lines of benchmarks": Limit(2753, 2745),
+    "lines of benchmarks": Limit(2754, 2745),
 }
 
 
