@@ -100,8 +100,7 @@ def _decided(run: Path) -> list[str]:
     config = saved.of_run(run)
     options = ["--race=false"] if config.get("race") else []
     if config.get("plan_minutes"):
-        plans = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"].values()
-        epochs = next(plan["epochs"] for plan in plans if isinstance(plan, dict) and plan.keys() == {"first", "epochs"})
+        epochs = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"]["Plan"]["epochs"]
         options += ["--plan_minutes=null", *([f"--trainer.max_epochs={epochs}"] if epochs else [])]
     return options
 

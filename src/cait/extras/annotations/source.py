@@ -164,19 +164,21 @@ class AnnotatedSource(FolderSource):
         labels, of = np.array(pool.labels), np.array([self.groups.get(path, path) for path, _ in pool])
         has = np.array([[name in found for name in self.class_names] for found in self._sets])
 
-        def of_classes(places: Any = slice(None)) -> np.ndarray:
-            return np.bincount(labels[places], minlength=len(has)) @ has
+        def of_classes(some: np.ndarray) -> np.ndarray:
+            return np.bincount(some, minlength=len(has)) @ has
+
+        images = of_classes(labels)
 
         def costs(places: np.ndarray) -> tuple[float, ...]:
-            held = of_classes(places)
-            lost, lacking = (2 * held > of_classes()).sum(), (held == 0).sum()
+            held = of_classes(labels[places])
+            lost, lacking = (2 * held > images).sum(), (held == 0).sum()
             return (not len(places), lost, lacking, abs(len(places) / len(pool) - fraction))
 
         folds = max(2, min(round(1 / fraction), len({*of})))  # scikit-learn takes no more
         held: np.ndarray = min(self._divide(pool, folds), key=costs)
-        for index in np.flatnonzero(of_classes(held) == 0):
-            more = [np.union1d(held, np.flatnonzero(of == group)) for group in {*of[has[labels, index]]}]
-            held = min([held, *more], key=lambda places: (costs(places), places.tolist()))
+        for index in np.flatnonzero(of_classes(labels[held]) == 0):
+            more = (np.union1d(held, np.flatnonzero(of == group)) for group in np.unique(of[has[labels, index]]))
+            held = min([held, *more], key=costs)
         return taken(pool, held)
 
     def _tell_of_classes(self, train: Files, val: Files) -> None:

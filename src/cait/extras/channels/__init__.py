@@ -9,7 +9,7 @@ from typing import Any
 
 CHANNELS = "model.fields.in_chans"
 LOOKED_AT = 5
-"""Files of which Pillow knows none where images are planes: one may be damaged."""
+"""Files that Pillow tries to open before a folder counts as one of planes, because a single one may be damaged."""
 
 
 def add_settings(line: Any, program: Any) -> None:
