@@ -71,8 +71,7 @@ def holds_planes(folder: Path) -> bool:
     from cait.data.listing import ARRAYS, EXTENSIONS
     from cait.data.reading import open_image
 
-    images = [*islice(_files(folder, EXTENSIONS), LOOKED_AT)]
-    unknown = 0
+    images, unknown = [*islice(_files(folder, EXTENSIONS), LOOKED_AT)], 0
     for image in images:
         try:
             with open_image(image):
