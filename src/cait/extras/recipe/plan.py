@@ -70,7 +70,8 @@ class Plan(Callback):
         self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:
             why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
-            rank_zero_info(f"planned anew: {self.epochs} epochs, {why}; about {duration((self.epochs - done) * epoch)} to go")
+            told = f"{self.epochs} epochs, {why}"
+            rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
         trainer.fit_loop.max_epochs = self.epochs
         for each in trainer.lr_scheduler_configs:
             if isinstance(each.scheduler, WarmupSchedule):  # not one of the user's own

@@ -74,8 +74,7 @@ def callbacks_of(run: Run) -> list[Callback]:
     if "settings" in run.config.race:
         return [Race(run)]
     is_inside = run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()  # of the one from weights
-    is_racing = is_inside and not winner(run.folder.parent)
-    return [RaceFromScratch(run)] if is_racing else []
+    return [RaceFromScratch(run)] if is_inside and not winner(run.folder.parent) else []
 
 
 def share(minutes: float) -> float:
