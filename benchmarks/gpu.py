@@ -24,7 +24,7 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "contrib/fused/tests/test_fused.py"
-TRAINING = ["tests/test_gpu.py"] if importlib.util.find_spec("lightning") else []
+TRAINING = ["tests/test_gpu.py"] if all(map(importlib.util.find_spec, ("lightning", "docstring_parser"))) else []
 TESTS = [FUSED, "tests/model/test_cait.py", *TRAINING]
 BACKENDS = ["fused", "recompute", "reference"]
 

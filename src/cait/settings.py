@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from docstring_parser import parse_from_object
-
 from cait import plugins
 from cait.errors import UserError, did_you_mean
 
@@ -107,6 +105,8 @@ def values(held: Any) -> Settings:
 
 def documented(kind: Any) -> dict[str, str]:
     """The string below each field of a group, by the field's name, with those of groups in it."""
+    from docstring_parser import parse_from_object  # a network and its optimizer do without
+
     found: dict[str, str] = {}
     for base in filter(is_dataclass, reversed(kind.__mro__)):
         for field in parse_from_object(base).params:
