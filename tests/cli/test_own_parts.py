@@ -122,16 +122,19 @@ def test_a_file_of_ones_own_has_every_verb(
     arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, f"--trainer.devices={processes}"]
     arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
     arguments += ["--best_metric=val/answer", "--best_mode=min"]
-    done = script("my_train.py", tmp_path, "fit", *arguments)
-    assert done.returncode == 0, done.stderr
+    sys.path.insert(0, str(tmp_path))  # which `fit` puts back
+    my_train = importlib.import_module("my_train")
+    classes = {"module": my_train.MyModule, "data": my_train.MyData}
+    if processes == 1:
+        main(["fit", *arguments], **classes)
+    else:
+        done = script("my_train.py", tmp_path, "fit", *arguments)
+        assert done.returncode == 0, done.stderr
     mine = tmp_path / "logs/mine"
     assert checkpoint(mine)["hyper_parameters"]["answer"] == 42
     assert ckpt.class_names(checkpoint(mine)) == [str(digit) for digit in range(10)]
     assert "MyData" in checkpoint(mine)
 
-    sys.path.insert(0, str(tmp_path))  # which `fit` puts back
-    my_train = importlib.import_module("my_train")
-    classes = {"module": my_train.MyModule, "data": my_train.MyData}
     main(["resume", "mine", "--trainer.max_epochs=2", "--trainer.devices=1", "--data.check_resume=false"], **classes)
     assert checkpoint(mine)["global_step"] == 4
     assert [row["val/answer"] for row in rows(mine) if row["val/answer"]] == ["42.0", "42.25"]

@@ -260,7 +260,7 @@ NAMED: dict[str, Mend] = {
 }
 
 
-@pytest.mark.parametrize("verb", EACH)
+@pytest.mark.parametrize("verb", ["predict", *slow(*(name for name in VERBS if name != "predict"))])
 def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> None:
     files = [bad / name for name in ("config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt")]
     untouched = {path: path.read_bytes() for path in files}

@@ -78,6 +78,7 @@ def test_small_batches_need_few_graphs_whatever_is_dropped(only_graphs: None) ->
 
 
 @needs_a_compiler
+@pytest.mark.slow
 def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) -> None:
     model = network()
     model.compile_blocks()

@@ -122,37 +122,30 @@ def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
 
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
-    code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom cait.guards.run_lock import RunLock\n"
-        "lock = RunLock(Path(sys.argv[1]))\n"
-        "if os.fork() == 0:\n    print(flush=True)\n"  # the child: it has let go of the lock by then
-        "time.sleep(3600)"
-    )
-    (tmp_path / "hold.py").write_text(code)
-    folder = tmp_path / "run"
-    held = subprocess.Popen(
-        [sys.executable, "hold.py", str(folder)],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert held.stdout is not None
-    held.stdout.readline()
+    folder, (heard, say) = tmp_path / "run", os.pipe()
+    if not (held := os.fork()):
+        try:
+            os.setsid()
+            lock = RunLock(folder)
+            if not os.fork():
+                os.write(say, b".")  # the child: it has let go of the lock by then
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.read(heard, 1)
     try:
         with pytest.raises(UserError, match="is being trained by another process"):
             RunLock(folder)
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")
-        held.kill()
-        held.wait()
+        os.kill(held, signal.SIGKILL)
+        os.waitpid(held, 0)
         lock = RunLock(folder)
         assert not (folder / "checkpoints/.last.ckpt.7.tmp").exists()
         lock.roll_back()
         assert (folder / "checkpoints").exists()  # it was not all ours
     finally:
-        os.killpg(held.pid, signal.SIGKILL)
+        os.killpg(held, signal.SIGKILL)
 
 
 def test_a_link_to_an_empty_folder_stays(tmp_path: Path) -> None:

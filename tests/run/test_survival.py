@@ -88,9 +88,8 @@ ENDS = {
 """What happens to a run, what it says, and its settings. In the last case it has written best.ckpt alone."""
 
 
-@pytest.mark.parametrize(
-    "what", [name if "loader" in name else pytest.param(name, marks=pytest.mark.slow) for name in ENDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ENDS)
 def test_the_command_of_the_last_line_continues_a_run(
     what: str, cait: Cait, tmp_path: Path, wholes: Callable[[int], Path]
 ) -> None:

@@ -232,6 +232,7 @@ def test_the_low_byte_alone_tells_two_classes(fit: Any) -> None:
     assert accuracy("eight") == 50
 
 
+@pytest.mark.slow
 def test_a_folder_of_dicom_has_a_recipe_of_its_own(fit: Any, capfd: pytest.CaptureFixture) -> None:
     def save(path: Path, tile: np.ndarray, label: int) -> None:
         held = pydicom.dcmread(DICOM / ("CT_small.dcm", "MR_small.dcm")[label])

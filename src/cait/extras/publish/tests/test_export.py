@@ -79,7 +79,7 @@ def told(path: Path, format: str) -> dict[str, Any]:
     ("format", "fields"),
     [
         ("timm", DIGITS),
-        pytest.param("torch_export", UNLIKE_TIMM, marks=needs_ablations),
+        pytest.param("torch_export", UNLIKE_TIMM, marks=[needs_ablations, pytest.mark.slow]),
         pytest.param("onnx", UNLIKE_TIMM, marks=[needs_onnx, needs_ablations]),
         pytest.param("openvino", DIGITS, marks=[needs_openvino, pytest.mark.slow]),
         pytest.param("openvino", UNLIKE_TIMM, marks=[needs_openvino, needs_ablations, pytest.mark.slow]),
