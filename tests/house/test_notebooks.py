@@ -6,7 +6,7 @@ from pathlib import Path
 
 import check
 import pytest
-from harness import REPO
+from harness import REPO, python
 
 OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
 """A path from the root, as no output may have it."""
@@ -30,3 +30,13 @@ def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
             assert not OF_A_MACHINE.search(printed), printed
             assert not set("\r\x1b") & set(printed), "progress bars, or colors"
     assert is_page or pictures
+
+
+def test_what_measures_a_gpu_needs_torch_and_timm_alone() -> None:
+    """As `benchmarks/gpu.ipynb` says, which runs where nothing else can be installed."""
+    absent = "lightning torchmetrics pl_bolts jsonargparse docstring_parser rich tensorboard sklearn matplotlib captum"
+    code = f"import sys; sys.modules.update(dict.fromkeys('{absent} imagehash joblib nvidia.nvimgcodec'.split()))"
+    paths = f"sys.path[:0] = [{str(REPO / 'benchmarks')!r}]"
+    uses = "import kernel, step; from cait.model.attention import backend_named; backend_named('fused')"
+    done = python(f"{code}; {paths}; {uses}; step.optimizer_of(step.Case('xxs24-32').build('ours'), 'ours')")
+    assert done.returncode == 0, done.stderr
