@@ -37,11 +37,11 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6936, 6500),
-    "lines of all source without tests": Limit(15912, 12500),
-    "lines of its tests": Limit(16989, 12900),
-    "lines of contrib without tests": Limit(4497, 3900),
-    "lines of contrib's tests": Limit(3816, 3300),
+    "lines of model, data, train, run and cli": Limit(6941, 6500),
+    "lines of all source without tests": Limit(15928, 12500),
+    "lines of its tests": Limit(17016, 12900),
+    "lines of contrib without tests": Limit(4499, 3900),
+    "lines of contrib's tests": Limit(3830, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),

@@ -108,7 +108,10 @@ class Classifier(LitAPI):
         """The classes of each image, or why it cannot be read: an error that is raised would be that of all."""
         found = [self._prepared(image) for image in images]
         good = [pixels for pixels in found if not isinstance(pixels, UserError)]
-        best = iter(classify(self.module, good, self.top_k) if good else ())
+        try:
+            best = iter(classify(self.module, good, self.top_k) if good else ())
+        except UserError as error:  # of an image, whose answers are not finite
+            return [error] if len(images) == 1 else [self.predict([image])[0] for image in images]
         return [error if isinstance(error, UserError) else next(best) for error in found]
 
     def _prepared(self, image: bytes) -> Any:

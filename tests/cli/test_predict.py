@@ -179,6 +179,8 @@ def test_probabilities_that_are_not_finite_are_no_prediction(
     told = capsys.readouterr()
     assert "the network has no finite probabilities" in told.err
     assert "NaN" not in told.out
+    with pytest.raises(UserError, match="the network's answers are not finite"):
+        package.load(tmp_path / "broken.ckpt", raw=True).predict("images/some more/0.jpg")
 
 
 def test_a_loaded_module_predicts(here: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import torch
 from harness import LIMIT, SMALL, free_port, slow, start
 from PIL import Image
 
@@ -23,9 +24,11 @@ import cait as package
 from cait.cli import main
 from cait.errors import UserError
 from cait.run.program import Program
+from cait.train.metrics import OneClass
 from contrib.serve import verb
 
 pytest.importorskip("litserve")
+from contrib.serve.server import Classifier
 
 
 class Server(NamedTuple):
@@ -68,6 +71,17 @@ def begun(folder: Path, *options: str) -> Server:
             time.sleep(0.2)
     server.process.kill()
     raise AssertionError(server.process.communicate()[0])
+
+
+def test_an_image_without_finite_answers_costs_the_others_nothing() -> None:
+    module: Any = torch.nn.Module()
+    module.class_names, module.device, module.task = ["a", "b"], torch.device("cpu"), OneClass(2)
+    module.transform, module.predict_step = lambda image: torch.tensor(json.load(image)), lambda batch, _: batch[0]
+    classifier = Classifier(lambda: module, None)
+    classifier.module = module
+    good, bad, also_good = classifier.predict([b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]"])
+    assert (good[0]["class"], also_good[0]["class"]) == ("b", "a")
+    assert classifier.encode_response(bad).status_code == 422
 
 
 @pytest.fixture(scope="module")

@@ -82,10 +82,10 @@ def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadabl
     data, remaining = loaded.data, iter(paths)
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
     for probabilities, labels in loaded.judge(Files((path, 0) for path in paths)):
-        best = loaded.task.best(probabilities, loaded.class_names, top_k)
-        finite = probabilities.isfinite().all(dim=1).tolist()
-        for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
-            path = next(remaining)
+        finite = probabilities.isfinite().all(dim=1)
+        best = iter(loaded.task.best(probabilities[finite], loaded.class_names, top_k))
+        for label, is_finite in zip(labels.tolist(), finite.tolist(), strict=True):
+            path, classes = next(remaining), next(best) if is_finite else None
             if label < 0:
                 error = _why_unreadable(path, data.preprocessing.reading)
                 unreadable.append(path)

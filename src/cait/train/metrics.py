@@ -245,7 +245,12 @@ class OneClass:
         return logits.float().softmax(dim=1)
 
     def best(self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None) -> list[Best]:
-        """The `top_k` most probable classes for each row of probabilities [B, num_classes]; None means 5."""
+        """The `top_k` most probable classes for each row of probabilities [B, num_classes]; None means 5.
+
+        Raises UserError if they are not finite: a class of NaN is no answer.
+        """
+        if not probabilities.isfinite().all():
+            raise UserError("the network's answers are not finite")
         best = probabilities.topk(min(top_k or 5, probabilities.shape[1]))
         return [
             [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(values, indices, strict=True)]

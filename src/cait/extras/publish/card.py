@@ -52,7 +52,7 @@ def card(arguments: list[str], program: Program) -> None:
     if given.repo:
         from cait.extras.publish import exporting
 
-        exporting.write(str(folder), "timm", output, given, program)
+        exporting.write(exporting.opened(str(folder), given, program)[0], "timm", output)
     for path in sorted(output.iterdir()):
         say(os.path.relpath(path))
     if given.repo:

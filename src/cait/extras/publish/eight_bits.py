@@ -58,21 +58,27 @@ FORMATS: dict[str, tuple[Callable[..., None], Callable[[Path], Forward]]] = {
 }
 
 
-def add(loaded: Any, path: Path, format: str, keep: bool) -> None:
-    """Write NAME-int8 beside an exported file, and print its accuracy and speed.
+def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
+    """The validation images that are scored, and the training images that calibrate.
 
-    Raises UserError if it loses more than a point of accuracy, unless `keep` says to keep it.
+    Raises UserError if they are not here, or may have several classes.
     """
     if loaded.task.several:
         raise UserError("--int8 compares the accuracy of one class per image")
     val = _batches(loaded, loaded.validation().samples, SCORED)
-    loaded.data.setup("fit")
-    images = [batch for batch, _ in _batches(loaded, loaded.data.train_images.samples, CALIBRATED)]
+    return val, _batches(loaded, loaded.data.source.train, CALIBRATED)
+
+
+def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], train: Sequence[Batch]) -> None:
+    """Write NAME-int8 beside an exported file, and print its accuracy and speed; the images are those of `images_of`.
+
+    Raises UserError if it loses more than a point of accuracy, unless `keep` says to keep it.
+    """
     quantize, read = FORMATS[format]
     with TemporaryDirectory(prefix=".int8-", dir=path.parent) as scratch:
         output = Path(scratch) / f"{path.stem}-int8{path.suffix}"
         with quiet():
-            quantize(path, output, images)
+            quantize(path, output, [batch for batch, _ in train])
         network = loaded.network.float().cpu().eval()
         forwards = {"int8": read(output), format: read(path), "compiled": torch.compile(network), "eager": network}
         if shutil.which("g++") is None:

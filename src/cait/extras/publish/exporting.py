@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cait import disk
-from cait.cli.loading import checkpoint_of, from_checkpoint
+from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint
 from cait.cli.options import Options
 from cait.errors import UserError, to_install
 from cait.extras.publish.formats import ANY, Forward, write_onnx, write_openvino, write_timm, write_torch_export
@@ -58,30 +58,33 @@ def export_run(arguments: list[str], program: Program) -> None:
         raise UserError(f"{given.format} needs more packages: {to_install(f'[{group}]')}")
     if given.int8 and given.format not in NEEDS:
         raise UserError(f"--int8 is for --format {' and '.join(NEEDS)}")
-    files, difference, loaded = write(given.run, given.format, given.output, given, program)
+    if given.int8 and checkpoint_of(given.run, "export")[1] is None:
+        raise UserError("--int8 takes the images of a run: name a run, or a checkpoint in its folder")
+    from cait.extras.publish import eight_bits
+
+    loaded, place = opened(given.run, given, program)
+    images, output = eight_bits.images_of(loaded) if given.int8 else (), given.output or place / FILES[given.format]
+    files, difference = write(loaded, given.format, output)
     for file in files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {difference:.1e} at most")
-    if given.int8:
-        from cait.extras.publish import eight_bits
-
-        eight_bits.add(loaded, next(file for file in files if file.suffix != ".bin"), given.format, given.yes)
+    if images:
+        eight_bits.add(loaded, output, given.format, given.yes, *images)
 
 
-def write(
-    run: str, format: str, output: Path | None, given: argparse.Namespace, program: Program
-) -> tuple[list[Path], float, Any]:
-    """Export what a verb's options `given` choose of a run or a checkpoint, by default into the run's folder.
-
-    Returns what `export` does, and the `cait.cli.loading.Loaded`.
-    """
+def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loaded, Path]:
+    """What a verb's options `given` choose of a run or a checkpoint, and the usual folder for what is written of it."""
     checkpoint, folder = checkpoint_of(run, "export")
     with trust.only_own(given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
+    return loaded, Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
+
+
+def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]:
+    """`export` the network of a run with all that is known of its classes and images."""
     shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
-    place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
     metadata = values(loaded.data.preprocessing) | loaded.task.metadata
-    return *export(loaded.network, output or place / FILES[format], format, metadata, shape, names), loaded
+    return export(loaded.network, output, format, metadata, shape, names)
 
 
 def export(

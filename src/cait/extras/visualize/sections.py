@@ -94,6 +94,8 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     for name, prepared, label in itertools.islice(chosen, given.num_images):
         image = _seen(loaded, prepared)
         probabilities = loaded.task.probabilities(loaded.network(image[None]))
+        if not probabilities.isfinite().all():
+            raise maps.NoMapsError("the network's answers are not finite")
         (best,) = loaded.task.best(probabilities, loaded.class_names)
         words = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in best) or "no class"
         words += f"; true class {label}" if label is not None else ""

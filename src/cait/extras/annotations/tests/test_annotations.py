@@ -354,6 +354,8 @@ def test_predictions_are_all_classes_above_a_half() -> None:
     found = task.best(probabilities, ["a", "b", "c"])
     assert [[one["class"] for one in image] for image in found] == [["b", "a"], []]
     assert [len(image) for image in task.best(probabilities, ["a", "b", "c"], 1)] == [1, 0]
+    with pytest.raises(UserError, match="not finite"):  # which is not an image without a class
+        task.best(probabilities * torch.nan, ["a", "b", "c"])
 
 
 def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import stat
+from argparse import Namespace
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +22,14 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_co
 import cait
 from cait.cli import main
 from cait.data.reading import load_image
+from cait.data.transforms import Augmentation
 from cait.errors import UserError
 from cait.extras.publish import eight_bits, exporting
 from cait.extras.publish.exporting import export
 from cait.model import network
 from cait.run.program import Program
 from cait.settings import values
+from cait.train.metrics import OneClass
 
 UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
@@ -128,7 +131,9 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert len([*path.iterdir()]) == 3
 
 
-def test_a_run_is_taken_out_raw_and_averaged(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_taken_out_raw_and_averaged(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures = ["--data.mean=[0.5,0.5,0.4]", "--data.std=[0.3,0.2,0.2]", "--data.crop_pct=0.9"]
     # 22 steps an epoch: the best checkpoint is of the first, the last of 25 steps.
     run = ["--trainer.max_steps=25", "--ema.decay=0.9", "--run_name=a", "--model.drop_path_rate=0.2"]
@@ -170,6 +175,17 @@ def test_a_run_is_taken_out_raw_and_averaged(here: Path, capfd: pytest.CaptureFi
     with torch.no_grad():
         expected = plain.eval()(images)
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
+
+    loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
+    monkeypatch.setattr(Augmentation, "transform", None)  # images that calibrate are not augmented
+    assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [360, 128]
+    monkeypatch.setattr(exporting, "NEEDS", {"onnx": []})
+    for run, several, why in (("alone.ckpt", False, "takes the images of a run"), ("a", True, "one class per image")):
+        monkeypatch.setattr(OneClass, "several", several)
+        with pytest.raises(SystemExit):
+            main(["export", run, "--format=onnx", "--int8"])
+        assert why in capfd.readouterr().err
+    assert not [*here.rglob("*.onnx")]  # it is refused before anything is written
 
 
 @needs_cait
