@@ -35,8 +35,8 @@ class ReplayCLI(CaiTCLI):
 
     Args:
         asked: the options of `cait replay`; `folder` is the run's, None for a configuration alone, `start` the
-            checkpoint to begin from, `ckpt_path` the file to read it from, and `data_state` what the run's
-            checkpoints say of its data.
+            checkpoint to begin from, `ckpt_path` the file to read it from, `data_state` what the run's checkpoints
+            say of its data, and `planned` when its epochs were planned anew.
     """
 
     def __init__(self, asked: Namespace, *arguments: Any) -> None:
@@ -61,12 +61,14 @@ class ReplayCLI(CaiTCLI):
         self.save_config_callback = None
         kwargs |= dict(default_root_dir=self.asked.output, enable_checkpointing=False, enable_progress_bar=False)
         kwargs |= dict(enable_model_summary=False, profiler=None, max_time=None, min_epochs=None, min_steps=None)
+        if self.asked.planned:
+            kwargs["max_epochs"] = self.asked.planned["epochs"]
         if self.asked.data_only:
             return self._any_trainer(kwargs | dict(logger=False, callbacks=[]))
         start = self.checkpoint_step or 0
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
-        self.kept, self.record = KeptRows(), StepRecord(start, self.steps)
+        self.kept, self.record = KeptRows(), StepRecord(start, self.steps, self.asked.planned)
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]

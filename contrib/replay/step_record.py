@@ -14,6 +14,7 @@ from cait.errors import UserError
 from cait.model.network import precise
 from cait.train.losses import BinaryCrossEntropy
 from cait.train.module import CaiTModule, whole_tensor
+from cait.train.optim import end_after
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
 """The part of a parameter's name that says its layer."""
@@ -36,10 +37,11 @@ class StepRecord(Callback):
     Args:
         start: optimizer steps that are done when training starts.
         wanted: the steps to note; they count from 0, as in metrics.csv.
+        planned: the "epochs" that the run planned anew after "step" steps, and how many there were at "first".
     """
 
-    def __init__(self, start: int, wanted: range) -> None:
-        self.start, self.wanted = start, wanted
+    def __init__(self, start: int, wanted: range, planned: Any = None) -> None:
+        self.start, self.wanted, self.planned = start, wanted, planned
         self.batches: dict[int, list[tuple[int, int]]] = {}
         """(epoch, batch) of each batch of a step."""
         self.gradients: dict[int, dict[str, float]] = {}
@@ -54,6 +56,12 @@ class StepRecord(Callback):
                 "give the same command again"
             )
 
+        if self.planned and self.start <= self.planned["step"]:  # the plan is still to come, or just made
+            trainer.fit_loop.max_epochs = self.planned["first"]
+            for each in trainer.lr_scheduler_configs:
+                each.scheduler.load_state_dict(each.scheduler.state_dict())
+            self._plan(trainer)
+
         @torch.no_grad()
         def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
             if trainer.global_step in self.wanted:
@@ -63,6 +71,13 @@ class StepRecord(Callback):
 
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(note)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._plan(trainer)
+
+    def _plan(self, trainer: Trainer) -> None:
+        if self.planned and trainer.global_step == self.planned["step"]:
+            end_after(self.planned["epochs"], trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: CaiTModule, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         if trainer.global_step in self.wanted:

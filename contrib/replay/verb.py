@@ -22,6 +22,9 @@ DESCRIPTION = """\
 Show what training steps of a run saw and did: the images of the batch as the network got them, the loss and
 the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
 
+PLAN = {"first": int, "epochs": int, "step": int}
+"""What a checkpoint says of a run that has planned its epochs anew."""
+
 
 def replay(arguments: list[str], program: Program) -> None:
     """Go through steps of a run again."""
@@ -62,11 +65,11 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
 
 
 def _choose_start(asked: Namespace) -> None:
-    """Set `asked.start`, the last whole checkpoint before the step, and `asked.data_state`, what all say of the data.
+    """Set `asked.start`, the last whole checkpoint before the step, and what all say of the data and the epochs.
 
     They are None without a checkpoint; replay then begins at the first step.
     """
-    asked.start, asked.data_state = asked.ckpt_path, None
+    asked.start, asked.data_state, asked.planned = asked.ckpt_path, None, None
     nearest = -1
     for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
         path = asked.folder / rundir.CHECKPOINTS / name
@@ -76,6 +79,9 @@ def _choose_start(asked: Namespace) -> None:
             asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
             if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only):
                 nearest, asked.start = step, path
+            plan = checkpoint.get("callbacks", {}).get("Plan")
+            disk.check_shape(plan, PLAN, path, "Plan")
+            asked.planned = asked.planned or plan
 
 
 @contextlib.contextmanager

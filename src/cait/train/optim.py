@@ -207,3 +207,11 @@ class WarmupSchedule(LRScheduler):
         self._last_lr = self.get_lr()
         for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
             group["lr"], group["initial_lr"] = lr, peak
+
+
+def end_after(epochs: int, trainer: Any) -> None:
+    """Have a run end after so many epochs, and its schedule with it; schedules of the user's own stay."""
+    trainer.fit_loop.max_epochs = epochs
+    for each in trainer.lr_scheduler_configs:
+        if isinstance(each.scheduler, WarmupSchedule):
+            each.scheduler.length = each.scheduler.measure()

@@ -11,7 +11,7 @@ from cait.extras.display import duration
 from cait.extras.recipe.figures import most_epochs
 from cait.loops import Position, batches_a_step, batches_an_epoch
 from cait.plugins import Run
-from cait.train.optim import WarmupSchedule
+from cait.train.optim import end_after
 
 WARM_UP = 3
 """Batches before the clock starts: workers are started, and kernels chosen."""
@@ -35,11 +35,13 @@ class Plan(Callback):
         """The epochs that were planned before."""
         self.epochs: int | None = None
         """Those that are planned now."""
+        self.step = 0
+        """The steps that were done then."""
         self.typed = run.typed
         self._batches, self._since = 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first, "epochs": self.epochs}
+        return {"first": self.first, "epochs": self.epochs, "step": self.step}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["callbacks"].get(self.state_key)
@@ -51,6 +53,7 @@ class Plan(Callback):
             self.epochs = self.first
         elif kept and kept["epochs"]:
             self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
+            self.step = kept.get("step", 0)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._batches += 1
@@ -72,7 +75,5 @@ class Plan(Callback):
             why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
             told = f"{self.epochs} epochs, {why}"
             rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
-        trainer.fit_loop.max_epochs = self.epochs
-        for each in trainer.lr_scheduler_configs:
-            if isinstance(each.scheduler, WarmupSchedule):  # not one of the user's own
-                each.scheduler.length = each.scheduler.measure()
+        self.step = trainer.global_step
+        end_after(self.epochs, trainer)

@@ -66,6 +66,8 @@ def describe(folder: Path) -> dict[str, Any]:
         if model.get("name"):
             row["model"] = network_name(model["name"], model.get("fields"))
         row["data"], row["planned"] = data.get("root"), max(trainer.get("max_epochs") or 0, 0) or None
+        if content.get("plan_minutes"):  # the run plans its epochs anew, by its pace
+            row["planned"] = None
         row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
             row |= _figures(folder, row["metric"], content.get("best_mode"))

@@ -49,7 +49,10 @@ def test_the_best_is_by_the_metric_that_chose_the_checkpoint(
     with (folder / "config.yaml").open("a") as file:
         file.write(config)
     row = describe(folder)
-    assert (row["metric"], row["best"], row["epochs"]) == (metric, best, 3)
+    assert (row["metric"], row["best"], row["epochs"], row["planned"]) == (metric, best, 3, 3)
+    with (folder / "config.yaml").open("a") as file:
+        file.write("\nplan_minutes: 3.0")
+    assert describe(folder)["planned"] is None  # the configuration says what was planned before the first validation
 
 
 def test_the_runs_are_listed(
