@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
-from cait import disk, plugins
+from cait import disk, plugins, references
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError, console
 from cait.extras import curves
@@ -74,6 +74,8 @@ class ReplayCLI(CaiTCLI):
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
+        if self.model.hparams.get("solve_head"):  # before the first step, if that is where it begins
+            callbacks.append(references.locate("cait.extras.pretrained.solve:SolveHead")())
         if sys.stdout.isatty():
             kwargs["enable_progress_bar"] = True
         named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]

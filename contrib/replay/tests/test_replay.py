@@ -245,13 +245,15 @@ def test_a_run_that_lost_its_checkpoints_begins_with_its_first_step(
     assert sorted(path.name for path in bare.iterdir()) == ["config.yaml", "metrics.csv", "replay"]
 
 
-def test_a_run_that_planned_its_epochs_anew(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_a_run_that_solved_its_head_and_planned_its_epochs_anew(
+    place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(place)
+    torch.save({name: each for name, each in checkpoint(killed)["state_dict"].items() if "head" not in name}, "a.pth")
     monkeypatch.setattr("cait.extras.recipe.plan.most_epochs", lambda *_: 3)
     short = ["--data.num_workers=0", "--trainer.limit_train_batches=4", "--trainer.log_every_n_steps=1"]
-    main(["fit", *SMALL, *short, "--run_name=planned", "--trainer.max_epochs=2", "--plan_minutes=1000"])
+    short += ["--model.weights=a.pth", "--model.solve_head=true", "--trainer.max_epochs=2", "--plan_minutes=1000"]
+    main(["fit", *SMALL, *short, "--run_name=planned"])
     Path("logs/planned/checkpoints/best.ckpt").unlink()
     main(["replay", "planned", "--step=3", "--count=8", "--images=1"])  # before the plan, and more than there was to be
     assert_as_logged(capsys.readouterr().out, place / "logs/planned", range(3, 11))

@@ -65,8 +65,10 @@ class SolveHead(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
-            scores = [(name, trainer.callback_metrics.get(name)) for name in ("val/acc1", "val/acc1_macro")]
-            shown = [f"{name} {float(score):.2f} %" for name, score in scores if score is not None]
+            shown = list[str]()
+            for name in (pl_module.task.metric, "acc1_macro"):
+                if (score := trainer.callback_metrics.get(f"val/{name}")) is not None:
+                    shown.append(f"val/{name} {('{:.2f} %' if 'acc' in name else '{:.4f}').format(float(score))}")
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
 
 

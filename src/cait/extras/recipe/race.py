@@ -38,7 +38,7 @@ PLAIN = 1 / 2
 """The part of its share after which a run from scratch with less than half of the head's figure has lost."""
 
 OF_WEIGHTS = {"model.name", "model.weights", "model.weights_ema", "model.pretrained"}
-OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head"}
+OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head", "ema.initial"}
 """Settings that a run from scratch does not take of those which are given."""
 PLACE = {"run_name", "ckpt_path", "trainer.default_root_dir", "race"}
 LENGTH = {"trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}

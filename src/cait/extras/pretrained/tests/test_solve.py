@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from networks import ConvHead
 from PIL import Image
 
 from cait.cli import main
+from cait.extras.pretrained.solve import SolveHead
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
@@ -147,6 +150,19 @@ def test_real_weights_know_photographs_at_step_0(
     assert float(first["val/acc1"]) > 70  # of 25 by chance
     config = yaml.safe_load(Path("logs/run/config.yaml").read_text())
     assert (config["data"]["mean"], config["data"]["interpolation"]) == ([0.5] * 3, "bicubic")  # as timm has it
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "told"), [("acc1", 50.0, "val/acc1 50.00 %"), ("mAP", 0.5, "val/mAP 0.5000")]
+)
+def test_step_0_is_told_by_the_metric_of_the_task(
+    metric: str, score: float, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = SimpleNamespace(validates_first=True, task=SimpleNamespace(metric=metric))
+    scores = {f"val/{metric}": torch.tensor(score), "val/acc1_macro": torch.tensor(25.0)}
+    trainer: Any = SimpleNamespace(global_step=0, sanity_checking=False, callback_metrics=scores)
+    SolveHead().on_validation_end(trainer, module)
+    assert f"step 0, the solved head: {told}, val/acc1_macro 25.00 %" in caplog.text
 
 
 @pytest.mark.slow

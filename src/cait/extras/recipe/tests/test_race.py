@@ -113,8 +113,9 @@ def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: py
 @pytest.mark.slow
 def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
     write("blind.pth", MUCH, 12)
+    given = ["--data.batch_size=10", "--model.freeze_norm=false", "--ema.initial=true"]  # the last two of weights
     with pytest.raises(SystemExit):
-        main(["fit", "--config=race.yaml", "--run_name=cut", "--data.batch_size=10", "--model.freeze_norm=false"])
+        main(["fit", "--config=race.yaml", "--run_name=cut", *given])
     assert yaml.safe_load(Path("logs/cut/scratch/config.yaml").read_text())["data"]["batch_size"] == 10
     main(["resume", "cut", "--trainer.max_epochs=2"])
     assert Position.saved(checkpoint(Path("logs/cut"))) == (2, 0, 40)
