@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6949, 6500),
-    "lines of all source without tests": Limit(15941, 12500),
-    "lines of its tests": Limit(17036, 12900),
+    "lines of all source without tests": Limit(15942, 12500),
+    "lines of its tests": Limit(17061, 12900),
     "lines of contrib without tests": Limit(4524, 3900),
     "lines of contrib's tests": Limit(3844, 3300),
     "kinds of what an extra adds": Limit(12, 12),

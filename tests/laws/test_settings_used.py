@@ -339,6 +339,7 @@ REFUSED = {
     },
 }
 WITHOUT_USE = {
+    "data.background": ["black", "--data.reader=cait.extras.channels.planes:read"],
     "data.mix_prob": ["0.5", "--data.mixup=0", "--data.cutmix=0"],
     "data.mix_switch_prob": ["0.1", "--data.mixup=0"],
     "data.mix_mode": ["pair", "--data.mixup=0", "--data.cutmix=0"],

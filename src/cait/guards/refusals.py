@@ -44,6 +44,7 @@ NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "data.mix_prob data.mix_mode": ("Mixup or CutMix", "data.mixup data.cutmix", lambda *of: not any(of)),
     "data.mix_switch_prob": ("both Mixup and CutMix", "data.mixup data.cutmix", lambda *of: not all(of)),
     "data.color_jitter": ("auto_augment 3a or null", "data.auto_augment", lambda of: of and not of.startswith("3a")),
+    "data.background": ("images in RGB, and data.reader reads planes", "data.reader", bool),
     "model.distillation_alpha model.teacher": ("distillation", "model.distillation", lambda of: of == "none"),
     "model.distillation_tau": ("distillation soft", "model.distillation", lambda of: of != "soft"),
     "model.teacher_path model.teacher_fields": (

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -17,10 +18,11 @@ from PIL import ExifTags, Image
 from cait import ckpt
 from cait.cli import main
 from cait.data.reading import Reading, load_image
+from cait.data.transforms import Preprocessing
 from cait.extras.display import network_name
 from cait.extras.publish import card as hub_card
 from cait.plugins import Results
-from cait.settings import values
+from cait.settings import group, values
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,28 @@ def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fie
     for file in tmp_path.iterdir():
         exec(imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]())
         assert np.array_equal(seen["image"].convert("RGB"), load_image(file, reading=reading)), file.name
+
+
+def test_the_code_of_the_card_reads_planes_as_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planes = np.random.default_rng(0).random((5, 30, 24), np.float32)
+    planes[1, 3:6, 4:9] = np.nan
+    np.save(tmp_path / "x.npy", planes)
+    read = "import numpy, torch\n\ndef read(path, reading):\n    return torch.from_numpy(numpy.load(path))"
+    (tmp_path / "own_reader.py").write_text(f"{read}[reading.reader_args['bands']]")
+    monkeypatch.syspath_prepend(tmp_path)
+    reading = dict(in_chans=5, reader="own_reader:read", reader_args={"bands": [0, 1, 2, 4, 3]})
+    how = dict(img_size=16, mean=[0.1, 0.2, 0.3, 0.4, 0.5], std=[0.5, 0.4, 0.3, 0.2, 0.1], crop_pct=0.9)
+    prepared = group(Preprocessing, reading | how)
+    card = rendered(fields={"in_chans": 5}, **values(prepared))
+    code = re.search(r"```python\n(.*?)with torch", card, re.S)[1]
+    assert "import numpy" not in code
+    model: Any = SimpleNamespace(eval=lambda: model)
+    model.pretrained_cfg = how | dict(input_size=(5, 16, 16), interpolation="bicubic")
+    with monkeypatch.context() as patch:
+        patch.setattr(timm, "create_model", lambda *_, **__: model)
+        exec(code.replace('"image.jpg"', repr(str(tmp_path / "x.npy"))), seen := dict[str, Any]())
+    expected = prepared.transform()(prepared.open(tmp_path / "x.npy", "", False))
+    assert (seen["transform"](seen["image"]) - expected).abs().max() < 1e-4
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
