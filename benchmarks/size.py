@@ -37,11 +37,11 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6949, 6500),
-    "lines of all source without tests": Limit(15942, 12500),
-    "lines of its tests": Limit(17061, 12900),
+    "lines of model, data, train, run and cli": Limit(6963, 6500),
+    "lines of all source without tests": Limit(15956, 12500),
+    "lines of its tests": Limit(17064, 12900),
     "lines of contrib without tests": Limit(4524, 3900),
-    "lines of contrib's tests": Limit(3844, 3300),
+    "lines of contrib's tests": Limit(3856, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),

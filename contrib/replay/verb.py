@@ -87,20 +87,20 @@ def _choose_start(asked: Namespace) -> None:
 @contextlib.contextmanager
 def _kept_start(asked: Namespace) -> Iterator[None]:
     """Set `asked.ckpt_path` to a link to the checkpoint or a copy: a run that still trains replaces its own."""
-    if asked.ckpt_path or asked.start is None:
-        yield
-        return
-    asked.output.mkdir(parents=True, exist_ok=True)
-    asked.ckpt_path = disk.scratch(asked.output / "start.ckpt")
+    asked.output.mkdir(parents=True, exist_ok=True)  # callbacks of the run may write there
+    is_kept = asked.start is not None and not asked.ckpt_path
     try:
-        try:
-            os.link(asked.start, asked.ckpt_path)
-        except OSError:  # the file system has no links
-            shutil.copyfile(asked.start, asked.ckpt_path)
-        sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from the same one
+        if is_kept:
+            asked.ckpt_path = disk.scratch(asked.output / "start.ckpt")
+            try:
+                os.link(asked.start, asked.ckpt_path)
+            except OSError:  # the file system has no links
+                shutil.copyfile(asked.start, asked.ckpt_path)
+            sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from it too
         yield
     finally:
-        disk.remove(asked.ckpt_path)
+        if is_kept:
+            disk.remove(asked.ckpt_path)
         with contextlib.suppress(OSError):  # it holds something
             asked.output.rmdir()
 

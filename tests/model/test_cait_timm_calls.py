@@ -71,9 +71,12 @@ def test_timms_feature_extractor_takes_it(both: tuple[Any, Any]) -> None:
     assert both[0].feature_info == both[1].feature_info
     for name in ("num_features", "embed_dim", "head_hidden_size", "num_prefix_tokens", "num_classes", "global_pool"):
         assert getattr(both[0], name) == getattr(both[1], name)
-    ours, theirs = (FeatureGetterNet(model, out_indices=(1, 3), prune=False) for model in both)
-    assert ours.feature_info.channels() == theirs.feature_info.channels() == [16, 16]
-    same(ours(IMAGES), theirs(IMAGES))
+    for indices, prune in (((1, 3), False), ((0, 2), True)):
+        ours, theirs = (FeatureGetterNet(model, out_indices=indices, prune=prune) for model in both)
+        assert ours.feature_info.channels() == theirs.feature_info.channels() == [16, 16]
+        same(ours(IMAGES), theirs(IMAGES))
+    assert [len(model.blocks) for model in both] == [3, 3]
+    assert not any(name.startswith(("blocks_token_only", "norm", "head")) for name in both[0].state_dict())
 
 
 def test_activations_are_computed_again_with_the_same_gradients() -> None:

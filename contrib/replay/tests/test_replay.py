@@ -232,6 +232,16 @@ def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed:
         assert Image.open(stem.with_suffix(".png")).width > 500
 
 
+WRITES = """
+from pathlib import Path
+from lightning.pytorch import Callback
+
+class Writes(Callback):
+    def on_train_start(self, trainer, pl_module):
+        Path(trainer.default_root_dir, "seen").touch()
+"""
+
+
 def test_a_run_that_lost_its_checkpoints_begins_with_its_first_step(
     place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -240,7 +250,9 @@ def test_a_run_that_lost_its_checkpoints_begins_with_its_first_step(
     bare.mkdir()
     for name in ("config.yaml", "metrics.csv"):
         shutil.copy(killed / name, bare)
-    main(["replay", "bare", "--step=1", "--images=1"])
+    (place / "writes.py").write_text(WRITES)
+    main(["replay", "bare", "--step=1", "--images=1", "--trainer.callbacks+=writes.Writes"])
+    assert (bare / "replay/seen").exists()
     assert_as_logged(capsys.readouterr().out, killed, range(1, 2))
     assert sorted(path.name for path in bare.iterdir()) == ["config.yaml", "metrics.csv", "replay"]
 

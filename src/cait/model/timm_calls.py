@@ -62,6 +62,20 @@ class TimmCalls:
         head = nn.Linear(self.config.embed_dim, num_classes, **like) if num_classes else nn.Identity()
         self.head = head.train(self.training)
 
+    def prune_intermediate_layers(
+        self: Any, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove what `forward_intermediates` of these indices does without; returns them, counted from 0."""
+        from timm.models._features import feature_take_indices
+
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        self.norm = nn.Identity() if prune_norm else self.norm
+        if prune_head:  # the class token stays: it may be among the patches from the first block on
+            self.blocks_token_only = nn.ModuleList()
+            self.reset_classifier(0, "")
+        return taken
+
     def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
         """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
         self.grad_checkpointing = enable
