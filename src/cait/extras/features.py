@@ -47,7 +47,7 @@ class Extracted(NamedTuple):
     kept: np.ndarray
     """int64 [N], the indices of the images among the samples."""
     pixels: np.ndarray
-    """uint8 [N, 3, S, S], S at most SIDE; float32 if the transform is one's own; S is 0 if not asked for."""
+    """float16 [N, 3 * S * S], normalized, S at most SIDE; [N, 0] if not asked for."""
 
     def at(self, places: np.ndarray) -> Extracted:
         """The images at which a mask [N] is True."""
@@ -63,14 +63,10 @@ def extract(
     pixels: bool = False,
     head: nn.Module | None = None,
 ) -> Extracted:
-    """Read images once, under the evaluation transform of a data module, and take their features.
+    """Read the `chosen` images once, under the evaluation transform of a data module, and take their features.
 
+    The network is left as it was. The features are the inputs of the `head`; None takes the first of `classifiers`.
     Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
-
-    Args:
-        network: is put on the device and into evaluation, and left as it was.
-        chosen: the indices of the images to read; None reads all.
-        head: the layer whose inputs are the features; None takes the first of `classifiers`.
     """
     unreadable = UnreadableImages(None, len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
@@ -81,9 +77,10 @@ def extract(
         with in_evaluation(network), ThreadPoolExecutor(cores.share(1)) as pool:
             for start in range(0, len(chosen), BATCH):
                 batch, labels = default_collate([*pool.map(images.__getitem__, chosen[start : start + BATCH])])
-                kept = _small(batch) if pixels else np.zeros((len(batch), 3, 0, 0))
                 batch = batch.to(device)
                 seen = data.normalize_and_erase(batch) if batch.dtype == torch.uint8 else batch
+                small = nn.functional.adaptive_avg_pool2d(seen, min(SIDE, seen.shape[-1]) if pixels else 0)
+                kept = small.flatten(1).half().cpu().numpy()
                 columns.append((inputs(network, head, seen), labels.numpy(), kept))
     finally:
         network.to(home)
@@ -110,14 +107,6 @@ def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.nda
         raise UserError("features are what the classifier sees, and the network calls none: give it get_classifier()")
     features = seen[-1].movedim(1, -1) if isinstance(layer, nn.Conv2d) else seen[-1]
     return features.reshape(len(features), -1, features.shape[-1]).mean(1).float().cpu().numpy()
-
-
-def _small(batch: Tensor) -> np.ndarray:
-    """Images uint8 [B, S, S, 3] or float32 [B, 3, S, S], channels first and averaged down to SIDE."""
-    planes = batch.permute(0, 3, 1, 2) if batch.dtype == torch.uint8 else batch
-    if planes.shape[-1] > SIDE:
-        planes = nn.functional.adaptive_avg_pool2d(planes.float(), SIDE).to(batch.dtype)
-    return planes.numpy()
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -157,20 +146,12 @@ class Head(NamedTuple):
 
 
 def solve(
-    features: Tensor,
-    targets: Tensor,
-    classes: int,
-    weights: Tensor | None = None,
-    strength: float | None = None,
+    features: Tensor, targets: Tensor, classes: int, weights: Tensor | None = None, strength: float | None = None
 ) -> Head:
     """The head that fits all rows best. It is solved on standardized features, and folded to take them as they are.
 
-    Args:
-        features: [N, D].
-        targets: as in `Rows`.
-        classes: C, also with classes that no row has.
-        weights: [N], in any unit; None counts all rows alike.
-        strength: C of the regularization; None takes the one that does best on rows which are held out.
+    Features, targets and weights are as in `Rows`, the weights in any unit. Without a C, the `strength`, it takes the
+    one that does best on rows which are held out.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that the bits do not depend on their number

@@ -41,10 +41,7 @@ def _alike(name: str, others: list[str]) -> bool:
     with suppress(Exception):  # a run counts and names those that cannot be read
         image = _read(name)
         most = min(SAME, OF_CONTRAST * np.abs(image - image.mean(axis=(0, 1))).mean())
-        for other in others:
-            with suppress(Exception):
-                if np.abs(image - _read(other)).mean() < most:
-                    return True
+        return any(np.abs(image - _read(other)).mean() < most for other in others)
     return False
 
 

@@ -28,12 +28,9 @@ def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
 
 
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
-    """The content of a run's evaluation.json.
+    """The content of a run's evaluation.json; `again` is what to type to score the run.
 
     Raises UserError if the run was not scored, or its scores are of another step or data set than the checkpoint.
-
-    Args:
-        again: what to type to score the run.
     """
     path = folder / rundir.EVALUATION
     try:

@@ -42,10 +42,7 @@ class Row(NamedTuple):
 class AnnotatedSource(FolderSource):
     """The images of a folder, as `cait.data.source.DataSource`.
 
-    Args:
-        images: the folder.
-        val_list: names what validates, as in `cait.data.folder.Splits`; then neither folds nor a column do.
-        asked: a `cait.extras.annotations.Annotations`.
+    What validates is named by `val_list`, as in `cait.data.folder.Splits`, or else by folds or a column.
     """
 
     divided_by = (*FolderSource.divided_by, "folds", "fold")
@@ -223,13 +220,9 @@ def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
 
 
 def read_table(file: Path, root: Path, several: bool) -> list[Row]:
-    """The rows of a table, of images below `root`, ordered by path.
+    """The rows of a table, of images below `root`, ordered by path; `several` labels come sorted, parted by `PARTING`.
 
-    Args:
-        several: an image may have several labels; they come sorted, parted by `PARTING`.
-
-    Raises:
-        UserError: the file cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
+    Raises UserError if it cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
     """
     where = f"--data.labels {file}"
     rows = sorted(_table_rows(file, where, root, several))

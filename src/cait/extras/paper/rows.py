@@ -62,11 +62,6 @@ class Row:
         return rundir.LOGS / f"{self.table}-{self.name}"
 
     @property
-    def files(self) -> list[Path]:
-        """The configurations to which the settings are added."""
-        return [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
-
-    @property
     def differs(self) -> str:
         """What the row sets, in words."""
         parts = [
@@ -108,8 +103,8 @@ class Row:
 
     def layers(self) -> list[configurations.Layer]:
         """The row as layers of a command line, without weights."""
-        files = [(file, configurations.settings(file)) for file in self.files]
-        return [*files, (None, nested(self.settings))]
+        files = [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
+        return [*((file, configurations.settings(file)) for file in files), (None, nested(self.settings))]
 
     def network(self) -> CaiTConfig:
         """The network that the row trains."""

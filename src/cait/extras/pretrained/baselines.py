@@ -98,10 +98,10 @@ def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = Fals
     largest = (np.bincount(train.labels, minlength=classes) * np.isin(np.arange(classes), val.labels)).argmax()
     most = np.full(len(val.labels), largest)
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(most, val.labels)
-    pixels = [each.pixels.reshape(len(each.labels), -1) for each in (train, val)]
-    features = "logistic regression on the network's features", [train.features, val.features]
-    inputs = {"logistic regression": ("on the pixels", pixels)} | ({} if is_probe else {"linear probe": features})
-    for name, (how, (rows, val_rows)) in inputs.items():
+    inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
+    if not is_probe:
+        inputs.append(("linear probe", "logistic regression on the network's features", train.features, val.features))
+    for name, how, rows, val_rows in inputs:
         begin = time.monotonic()
         answers = classify(rows, train.labels, val_rows, classes)
         seconds = round(time.monotonic() - begin, 2)

@@ -2,17 +2,18 @@
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
+from torch.utils.data import DataLoader, Subset
 
 from cait.data.dataset import EvalImages
-from cait.data.reading import UnreadableImages
 from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.publish.formats import Forward, quiet, read_onnx, read_openvino
@@ -65,8 +66,8 @@ def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
     """
     if loaded.task.several:
         raise UserError("--int8 compares the accuracy of one class per image")
-    val = _batches(loaded, loaded.validation().samples, SCORED)
-    return val, _batches(loaded, loaded.data.source.train, CALIBRATED)
+    held_out, data = loaded.validation(), loaded.data
+    return _batches(data, held_out, SCORED), _batches(data, replace(held_out, samples=data.source.train), CALIBRATED)
 
 
 def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], train: Sequence[Batch]) -> None:
@@ -90,20 +91,14 @@ def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], 
             raise UserError(f"{said}: --yes keeps it")
         for file in sorted(Path(scratch).iterdir()):
             print(os.path.relpath(shutil.move(file, path.parent / file.name)))
-    speeds = _images_a_second(forwards, val[0][0])
-    print(f"{said}; images a second: {', '.join(f'{name} {speed:,.0f}' for name, speed in speeds.items())}")
+    speeds = [f"{name} {_images_a_second(forward, val[0][0]):,.0f}" for name, forward in forwards.items()]
+    print(f"{said}; images a second: {', '.join(speeds)}")
 
 
-def _batches(loaded: Any, samples: Any, most: int) -> list[Batch]:
+def _batches(data: Any, images: EvalImages, most: int) -> list[Batch]:
     """Up to `most` images, evenly spread, as the network sees them in evaluation."""
-    data = loaded.data
-    images = EvalImages(samples, data.eval_transform, UnreadableImages(None, len(samples)), data.preprocessing.reading)
-    found = []
-    indices = evenly(len(images), most)
-    for start in range(0, len(indices), BATCH):
-        pixels, labels = zip(*(images[index] for index in indices[start : start + BATCH]), strict=True)
-        found.append((data.on_after_batch_transfer((torch.stack(pixels), None), 0)[0], torch.tensor(labels)))
-    return found
+    some = DataLoader(Subset(images, evenly(len(images), most)), BATCH)
+    return [data.on_after_batch_transfer(batch, 0) for batch in some]
 
 
 def _accuracy(forward: Forward, batches: Sequence[Batch]) -> float:
@@ -113,15 +108,7 @@ def _accuracy(forward: Forward, batches: Sequence[Batch]) -> float:
 
 
 @torch.inference_mode()
-def _images_a_second(forwards: Mapping[str, Forward], images: Tensor) -> dict[str, float]:
-    """The best of three turns of a second each, which the networks take one after another."""
-    best = dict.fromkeys(forwards, 0.0)
-    for turn in range(4):  # the first compiles
-        for name, forward in forwards.items():
-            count, begin = 0, time.perf_counter()
-            while not count or time.perf_counter() - begin < min(turn, 1):
-                forward(images)
-                count += len(images)
-            if turn:
-                best[name] = max(best[name], count / (time.perf_counter() - begin))
-    return best
+def _images_a_second(forward: Forward, images: Tensor) -> float:
+    given = {"forward": forward, "images": images}
+    timer = Timer("forward(images)", globals=given, num_threads=torch.get_num_threads())
+    return len(images) / timer.blocked_autorange(min_run_time=1).median

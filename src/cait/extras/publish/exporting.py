@@ -101,12 +101,11 @@ def export(
 
     Args:
         model: the network; it is not changed. If it has several outputs, the first are the logits.
-        output: the file to write, or the directory. Files of the same name are replaced.
+        output: the file to write, or for timm the directory. Files of the same name are replaced.
         format: one of WRITE.
-        preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record. It and
-            the classes' names go with the weights.
+        preprocessing: what goes with the weights: mean, std, crop_pct, interpolation, and anything else to record.
         input_shape: (C, S, S); a CaiT knows its own.
-        class_names: in the order of the logits.
+        class_names: go with the weights too.
 
     Returns:
         the files, and the largest difference of a logit between the network and what was written.

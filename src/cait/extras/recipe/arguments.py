@@ -19,14 +19,14 @@ from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError, say, tell
 from cait.extras.frames import told_of_frames
-from cait.extras.recipe.figures import Survey, Trial, data_arguments, survey, this_machine
+from cait.extras.recipe.figures import CHANNELS, Survey, Trial, survey, this_machine
 from cait.extras.recipe.race import OF_WEIGHTS, enter
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.weights import beside_a_configuration, weights_of
 from cait.guards.configurations import is_overlay
 from cait.references import is_path
 from cait.run.program import Program
-from cait.settings import Settings, group, is_in
+from cait.settings import Settings, group, is_in, nested
 
 MINUTES = 3.0
 """Length of a run unless --minutes says another, from the command to its end."""
@@ -96,29 +96,25 @@ def chosen(given: dict[str, Any], asked: Namespace, program: Program) -> dict[st
 
 def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:
     """Look at the folder, choose the settings of its recipe, and print why."""
-    data = data_arguments(given)
+    data = nested(given).get("data", {}) | {"in_chans": given.get(CHANNELS, 3)}
     source = open_source(data["root"], **data)
     assert isinstance(source, FolderSource)
     source.prepare()
     tell(f"reading {data['root']} ...")
     machine = this_machine(given)
     weights, reason = weights_of(asked.source, given, machine.gpus > 0)
-    if asked.race == "true" and weights is None:
-        raise UserError("--race true is between weights and a run from scratch: name weights with --from")
     folder = survey(source, group(Reading, data))
     tell("measuring a few steps on this machine ...")
     minutes, trial = asked.minutes or MINUTES, Trial(program)
     recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
-    is_asked = asked.race == "true"
+    is_asked, by_default = asked.race == "true", not (asked.source or given.get("model.weights"))
     if is_asked and not recipe.solves_head:
-        raise UserError("--race true is about a head that is solved: leave out --model.solve_head and a run of ours")
-    if recipe.solves_head and (is_asked or (weights and weights.by_default and asked.race is None)):
+        raise UserError("--race true is about a head that is solved on weights: name some, and no run, with --from")
+    if recipe.solves_head and (is_asked or (by_default and asked.race is None)):
         scratch = {name: value for name, value in recipe.given.items() if name not in OF_WEIGHTS}
         enter(recipe, choose(folder, machine, scratch, trial, None, minutes), is_asked)
-    elif recipe.solves_head and not asked.race:
-        recipe.note("race", "none; for drawings, letters and the like --race true lets a network from scratch try")
     recipe.lines[:0] = [("weights", reason)] if reason else []
     if scenes := told_of_frames(source):
         recipe.note("scenes", scenes)

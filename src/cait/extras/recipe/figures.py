@@ -20,16 +20,17 @@ from PIL import Image
 
 from cait import cores
 from cait.data.folder import FolderSource
-from cait.data.reading import AS_SEEN, Reading, load_image, open_image
+from cait.data.reading import Reading, load_image, open_image
 from cait.errors import UserError
+from cait.extras.features import evenly
 from cait.extras.frames import thumbnail
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.run.program import Program
 from cait.settings import group, nested
 
 Settings = Mapping[str, Any]
-MEASURED, DECODED = 1000, 100
-"""Images whose size is read; how many of these are decoded, evenly over the listing."""
+SAMPLE = 100
+"""Images that are looked at, evenly over the listing."""
 EPOCH, SETUP = 0.15, 10.0
 """Seconds that an epoch takes beside its steps and its validation; and those to build a run, and to end it."""
 OVERHEAD = 1.2
@@ -52,8 +53,6 @@ class Survey:
     """Validation images."""
     side: int
     """Median of the shorter sides, in pixels."""
-    megapixels: float
-    """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
     gray: bool
     """Whether nearly all images are gray."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -97,7 +96,7 @@ def this_machine(given: Settings) -> Machine:
     return Machine(count, fast_bf16=has_units)  # without Intel's units for matrices in bfloat16, it is slow
 
 
-def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
+def survey(source: FolderSource, reading: Reading) -> Survey:
     """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read."""
     train = source.train
     label_sets = getattr(source, "label_sets", None)
@@ -105,33 +104,25 @@ def survey(source: FolderSource, reading: Reading = AS_SEEN) -> Survey:
     counts = np.bincount(train.labels, minlength=len(labels))
     if label_sets is not None:  # a row of 0 and 1 for each label, the classes that it stands for
         counts = counts @ np.asarray(label_sets)
-    looked_at = range(0, len(train), max(1, len(train) // MEASURED))
-    decoded = {*looked_at[:: max(1, len(looked_at) // DECODED)]}
-    sides, megapixels, thumbs = [], [], []
-    for index in looked_at:
+    sides, thumbs = [], []
+    for index in evenly(len(train), SAMPLE):
         # A run counts and names those that cannot be read.
         with contextlib.suppress(Exception), _opened(train.name(index), reading) as image:
             sides.append(min(image.size))
-            megapixels.append(image.width * image.height / 1e6)
-            if index in decoded:
-                thumbs.append(thumbnail(image, replace(reading, reader=None, reader_args=None)))
+            thumbs.append(thumbnail(image, replace(reading, reader=None, reader_args=None)))
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
-    pixels = np.stack(thumbs)
+    pixels = np.stack(thumbs).astype(float)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
-    gray = bool((spread < 2).mean() >= 0.95)  # in nearly all images the channels differ by less than 2 of 255
-    axes = (0, 1, 2, 3) if gray else (0, 1, 2)  # all channels alike if the images are gray
-    mean = np.broadcast_to(pixels.mean(axis=axes) / 255, 3)
-    std = np.broadcast_to(pixels.std(axis=axes) / 255, 3)
+    mean, std = pixels.mean(axis=(0, 1, 2)) / 255, pixels.std(axis=(0, 1, 2)) / 255
     return Survey(
         counts=dict(zip(source.class_names, counts.astype(int).tolist(), strict=True)),
         several=None if label_sets is None else len(train),
         val=len(source.val),
         side=int(statistics.median(sides)),
-        megapixels=statistics.mean(megapixels),
-        gray=gray,
-        mean=tuple(round(float(value), 3) for value in mean),
-        std=tuple(round(max(float(value), 0.01), 3) for value in std),
+        gray=bool((spread < 2).mean() >= 0.95),  # in nearly all images the channels differ by less than 2 of 255
+        mean=tuple(mean.round(3).tolist()),
+        std=tuple(std.clip(0.01).round(3).tolist()),
     )
 
 
@@ -172,9 +163,10 @@ class Trial:
 
     def check(self, held: Settings) -> None:
         """Raise UserError if the weights are of another network than the settings name."""
-        model = nested(held).get("model", {})
+        model, network = nested(held).get("model", {}), None
         name = model.get("name", "xxs24")
-        network = quietly()(lambda: group(NetworkSettings, model | {"img_size": 128, "num_classes": 2}).build())()
+        with quietly():
+            network = group(NetworkSettings, model | {"img_size": 128, "num_classes": 2}).build()
         if network is None:  # which the run reports
             return
         try:
@@ -188,7 +180,10 @@ class Trial:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
         settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
         network = group(NetworkSettings, settings).build()
-        trainer = trainer_of(held)
+        names = ("accelerator", "precision")
+        chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
+        # Of one device, also in a process that torchrun has started.
+        trainer = Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)
         device = trainer.strategy.root_device
         network.to(device).train()
         fastest, start = math.inf, time.monotonic()
@@ -205,19 +200,7 @@ class Trial:
         return fastest
 
 
-def data_arguments(settings: Settings) -> dict[str, Any]:
-    """Those of the data module, which gets the channels of the network."""
-    return nested(settings).get("data", {}) | {"in_chans": settings.get(CHANNELS, 3)}
-
-
 def devices_of(held: Settings) -> int:
     """The devices that the settings name; 1 if they leave it to Lightning."""
     devices = str(held.get("trainer.devices"))
     return max(1, int(devices)) if devices.isdecimal() else 1
-
-
-def trainer_of(held: Settings) -> Trainer:
-    """A Trainer of one device, also in a process that torchrun has started."""
-    names = ("accelerator", "precision")
-    chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
-    return Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)

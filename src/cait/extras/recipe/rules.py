@@ -9,17 +9,7 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import (
-    EPOCH,
-    OVERHEAD,
-    SETUP,
-    Machine,
-    Settings,
-    Survey,
-    Trial,
-    devices_of,
-    most_epochs,
-)
+from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
 from cait.train.metrics import metric_of_best
@@ -89,18 +79,16 @@ class Recipe:
 
 
 def choose(
-    folder: Survey,
-    machine: Machine,
-    given: Settings,
-    measure: Trial,
-    weights: Weights | None,
-    minutes: float,
+    folder: Survey, machine: Machine, given: Settings, measure: Trial, weights: Weights | None, minutes: float
 ) -> Recipe:
-    """The recipe for a folder. Raises UserError if it holds too little to learn from."""
+    """The recipe for a folder. Raises UserError if it holds too little, or the weights are another network's."""
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     recipe = Recipe(given, weights, minutes)
-    start(recipe, measure)
+    if weights is not None:
+        recipe.take_all(weights.settings)
+        measure.check(recipe.held)
+        recipe.note("weights", weights.name)
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if count < FEW:
         recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
@@ -113,14 +101,6 @@ def choose(
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
-
-
-def start(recipe: Recipe, measure: Trial) -> None:
-    """Take the network and the preparation of the weights. Raises UserError if they are another network's."""
-    if recipe.weights is not None:
-        recipe.take_all(recipe.weights.settings)
-        measure.check(recipe.held)
-        recipe.note("weights", recipe.weights.name)
 
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
@@ -184,10 +164,8 @@ def leave_at_head(recipe: Recipe, fitting: float) -> None:
 
 def halve(folder: Survey, recipe: Recipe, size: int) -> None:
     """Halve large images as they are read, to twice what the network sees: a photograph takes longer to read."""
-    gain = 2 if folder.side >= 4 * size else 20  # most images are halved, or only a few huge ones
-    halved = 12 * size**2 / 1e6  # megapixels: the sides are up to twice as long as asked
-    if folder.megapixels >= gain * halved:
-        shrink = recipe.take("data.shrink", 2 * size)
+    shrink = recipe.take("data.shrink", 2 * size)
+    if shrink and folder.side >= 2 * shrink:
         recipe.note("reading", f"large images are halved down to {shrink} pixels")
 
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ class Weights:
     name: str
     settings: dict[str, Any]
     """Such as "model.weights", and those of its network. The size of the images only if a run of ours had it."""
-    by_default: bool = False
-    """Whether nobody asked for them."""
 
 
 def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[Weights | None, str]:
@@ -50,7 +48,7 @@ def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[We
     if changing := fields - {"model.fields.in_chans"}:
         return None, f"none, because --{min(changing)} changes the network"
     try:
-        return replace(published(given, has_gpu), by_default=True), ""
+        return published(given, has_gpu), ""
     except UserError as error:
         return None, f"none, because {error}; {to_type('FROM=FILE', '--from FILE')} starts from a file"
 

@@ -36,11 +36,7 @@ LOOKS = {"see its mistakes": "visualize", "draw the curves": "compare"}
 class Banner(ModelSummary):
     """Print a table of what is going to run when training starts, and an estimate of the time after 20 steps.
 
-    It takes the place of Lightning's summary of the model.
-
-    Args:
-        data: the data module.
-        run_dir: the run's folder; None if nothing is written.
+    It takes the place of Lightning's summary of the model. Without a `run_dir` nothing is written.
     """
 
     def __init__(self, data: ImageNetDataModule, run_dir: Path | None) -> None:
@@ -160,11 +156,7 @@ def framed(rows: Iterable[tuple[str, str]], title: str) -> Panel:
 
 
 class RunSummary(Callback):
-    """After training: the best value, where the checkpoints are and what to type next.
-
-    Args:
-        run: its folder, the step that it started from, and the program that it was started with.
-    """
+    """After training: the best value, where the checkpoints are and what to type next."""
 
     def __init__(self, run: plugins.Run) -> None:
         self.run = run

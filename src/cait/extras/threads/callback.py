@@ -17,9 +17,6 @@ class CPUThreads(Callback):
     """One thread for a small network on the CPU, because waking others takes as long as an operation.
 
     A number in OMP_NUM_THREADS is kept.
-
-    Args:
-        data: says how many images a process takes at a time.
     """
 
     def __init__(self, data: ImageNetDataModule) -> None:

@@ -18,7 +18,6 @@ from cait.settings import flatten
 
 PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
-
 MOST = 250
 """Signs of a name in MLflow."""
 
@@ -53,12 +52,8 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -> Logger:
     """Make and start the logger of a tracker, so that its errors come before training begins.
 
-    Raises UserError if it cannot start, because its package is missing or it cannot be reached.
-
-    Args:
-        name: wandb, mlflow or comet.
-        settings: arguments of Lightning's logger.
-        resumed: go on under the id that the run has there.
+    A `resumed` run goes on under the id that it has there. Raises UserError if the tracker cannot start, because its
+    package is missing or it cannot be reached.
     """
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")

@@ -48,8 +48,7 @@ def kind(network: Any) -> str:
 def look(network: Any, image: Tensor) -> list[Tensor]:
     """The maps [h, s, s] of each class-attention block, or of what stands for them, for an input [C, S, S].
 
-    Raises:
-        NoMapsError: it has none.
+    Raises NoMapsError if the network has none.
     """
     match kind(network):
         case "class attention":
@@ -82,10 +81,8 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
 def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
     """Grad-CAM (Selvaraju et al., arXiv 1610.02391) of the most probable class, by Captum, for the input [C, S, S].
 
-    It is taken where the network makes its last maps [1, channels, s, s].
-
-    Raises:
-        NoMapsError: it makes none in its second half, as an MLP-Mixer, or has their channels last, as a Swin.
+    It is taken where the network makes its last maps [1, channels, s, s]. Raises NoMapsError if it makes none in its
+    second half, as an MLP-Mixer, or has their channels last, as a Swin.
     """
     called: list[tuple[nn.Module, torch.Size]] = []
 
@@ -119,13 +116,7 @@ def _last_maker(called: list[tuple[nn.Module, torch.Size]]) -> nn.Module:
 
 
 def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
-    """A row of an image and its saliency; below it the maps of each block and head.
-
-    Args:
-        blocks: as `look` returns them.
-        pixels: what the network sees of it, uint8 [S, S, 3].
-        title: above the figure.
-    """
+    """A row of an image, uint8 [S, S, 3], and its saliency; below it the maps of `look`, for each block and head."""
     heads = len(blocks[0])
     columns = min(max(heads, FEWEST), MOST)
     rows = 1 + math.ceil(len(blocks) * heads / columns)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
@@ -57,13 +56,7 @@ class Scored(NamedTuple):
 def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str) -> Path:
     """Draw the images into files, and put them on a page with the curves and the mistakes of the run in `folder`.
 
-    Args:
-        given: the options of `cait visualize`.
-        output: folder of the files.
-        command: how this was called.
-
-    Returns:
-        the path of the page.
+    Returns the path of the page, which shows the `command` that made it.
     """
     fields = loaded.module.hparams.get("fields") if loaded.module else None
     name, size = network_name(loaded.name, fields), loaded.data.img_size
@@ -156,7 +149,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
         images, names = loaded.validation(), loaded.class_names
-        scored = score(loaded.network, loaded.data.val_dataloader())
+        scored = score(loaded.judge(images.samples))
     except UserError as error:  # a run from elsewhere, whose images are not here
         say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
@@ -184,20 +177,15 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     ]
 
 
-@torch.no_grad()
-def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
-    """Score batches of normalized images and labels, in float32; the highest loss comes first.
-
-    An image with a label below 0 does not count.
-    """
-    device = next(network.parameters()).device
+def score(judged: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
+    """The images of batches as `Loaded.judge` has them, the highest loss first; those without a label are left out."""
     found: list[Scored] = []
     place = 0
-    for images, labels in batches:
-        logits = network(images.to(device)).float().cpu()
-        probabilities, predicted = logits.softmax(dim=1).max(dim=1)
-        losses = F.cross_entropy(logits, labels.clamp_min(0), reduction="none")
-        columns = [column.tolist() for column in (labels, predicted, probabilities, losses)]
+    for probabilities, labels in judged:
+        best, predicted = probabilities.max(dim=1)
+        of_label = probabilities.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+        losses = -of_label.clamp_min(torch.finfo(torch.float32).tiny).log()
+        columns = [column.tolist() for column in (labels, predicted, best, losses)]
         found += [Scored(place + row, *cells) for row, cells in enumerate(zip(*columns, strict=True))]
         place += len(labels)
     return sorted((each for each in found if each.label >= 0), key=lambda each: each.loss, reverse=True)

@@ -58,7 +58,6 @@ def test_the_hub_is_asked_for_the_usual_weights(asked: list[str], capfd: pytest.
     found, reason = weights_of("", {}, False)
     assert found is not None, reason
     assert found.settings == {"model.pretrained": True, "model.name": f"timm/{ENTRY}"} | PREPARED
-    assert found.by_default
     assert found.name.startswith(f"timm's {ENTRY}, 18.8 MB from http")
     assert found.name.endswith("license apache-2.0")
     assert capfd.readouterr().err.startswith(f"fetching timm's {ENTRY}, 18.8 MB from http")

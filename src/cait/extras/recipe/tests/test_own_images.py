@@ -55,8 +55,8 @@ class Typical(Trial):
 
 PUBLISHED = Weights("timm's", {"model.pretrained": True})
 RESNET = {"model.name": "timm/resnet10t"}
-PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, gray=False)
-DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, gray=True)
+PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, gray=False)
+DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, gray=True)
 
 
 def fill(root: Path, images: dict[str, int], size: int = 24, gray: bool = False, suffix: str = ".png") -> Path:
@@ -183,7 +183,7 @@ def recipe(
 
 
 GREY, RANDOM = replace(PHOTOGRAPHS, gray=True), "rand-m6-mstd0.5-inc1"
-LARGE = replace(PHOTOGRAPHS, side=3000, megapixels=12.0)
+LARGE = replace(PHOTOGRAPHS, side=3000)
 
 
 def uneven(few: int, many: int = 300, **figures) -> Survey:
@@ -198,8 +198,7 @@ OF_CAIT: list = [
     (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
     (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
     (LARGE, {}, {"data.shrink": 128}),
-    (replace(LARGE, side=256, megapixels=0.1), {}, {"data.shrink": 128}),
-    (replace(LARGE, side=250, megapixels=2.3), {}, {"data.shrink": 128}),  # a few are huge
+    (replace(LARGE, side=250), {}, {"data.shrink": 128}),  # a few may be huge
     (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
     (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
 ]
@@ -217,7 +216,6 @@ OF_CAIT: list = [
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
-        (replace(LARGE, side=250, megapixels=0.1), {}, {"data.shrink": "absent"}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),

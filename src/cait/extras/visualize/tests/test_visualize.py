@@ -19,7 +19,6 @@ from harness import NO_TEXT, REPO, SMALL, call, ended, save_mixed
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import cait as package
 from cait.cli import main
@@ -69,30 +68,26 @@ def test_networks_without_such_maps_are_refused(name: str) -> None:
         maps.look(timm.create_model(name).eval(), torch.randn(3, 224, 224))
 
 
-def scored_logits(logits: torch.Tensor, labels: torch.Tensor) -> list[sections.Scored]:
-    layer = nn.Linear(logits.shape[1], logits.shape[1])
-    nn.init.eye_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return sections.score(layer, DataLoader(TensorDataset(logits, labels), 16))
-
-
 def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
     torch.manual_seed(0)
     logits, labels = 3 * torch.randn(50, 4), torch.randint(0, 4, (50,))
     labels[7] = -1  # unreadable
-    scored, counted = scored_logits(logits, labels), labels >= 0
+    batches = zip(logits.softmax(dim=1).split(16), labels.split(16), strict=True)
+    scored, counted = sections.score(batches), labels >= 0
     expected = confusion_matrix(labels[counted], logits.argmax(dim=1)[counted])
     losses = torch.nn.functional.cross_entropy(logits[counted], labels[counted], reduction="none")
-    assert [each.loss for each in scored] == pytest.approx(losses.sort(descending=True).values.tolist(), rel=1e-5)
+    assert [each.loss for each in scored] == pytest.approx(losses.sort(descending=True).values.tolist(), abs=1e-5)
     assert sorted(each.place for each in scored) == [*range(7), *range(8, 50)]
     (axes,) = sections.draw_confusion(scored, list("abcd")).axes
     assert np.allclose(axes.images[0].get_array(), expected / expected.sum(axis=1, keepdims=True))
 
 
 def test_answers_that_are_not_finite_have_no_figures() -> None:
-    batches = DataLoader(TensorDataset(torch.full((4, 2), torch.nan), torch.arange(4) % 2))
-    task, data = SimpleNamespace(several=False), SimpleNamespace(val_dataloader=lambda: batches)
-    loaded: Any = SimpleNamespace(task=task, data=data, class_names=[*"ab"], validation=list, network=nn.Linear(2, 2))
+    judged = [(torch.full((4, 2), torch.nan), torch.arange(4) % 2)]
+    task, images = SimpleNamespace(several=False), SimpleNamespace(samples=[])
+    loaded: Any = SimpleNamespace(
+        task=task, class_names=[*"ab"], validation=lambda: images, judge=lambda samples: judged
+    )
     ((_, text),) = sections._mistakes(loaded)
     assert "not finite" in text
 
