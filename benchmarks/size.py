@@ -38,9 +38,9 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6963, 6500),
-    "lines of all source without tests": Limit(15823, 12500),
+    "lines of all source without tests": Limit(15820, 12500),
     "lines of its tests": Limit(17056, 12900),
-    "lines of contrib without tests": Limit(4524, 3900),
+    "lines of contrib without tests": Limit(4518, 3900),
     "lines of contrib's tests": Limit(3856, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),

@@ -60,7 +60,7 @@ class StepRecord(Callback):
             trainer.fit_loop.max_epochs = self.planned["first"]
             for each in trainer.lr_scheduler_configs:
                 each.scheduler.load_state_dict(each.scheduler.state_dict())
-            self._plan(trainer)
+            self.on_train_epoch_end(trainer, pl_module)
 
         @torch.no_grad()
         def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
@@ -72,10 +72,7 @@ class StepRecord(Callback):
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(note)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._plan(trainer)
-
-    def _plan(self, trainer: Trainer) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if self.planned and trainer.global_step == self.planned["step"]:
             end_after(self.planned["epochs"], trainer)
 

@@ -22,9 +22,6 @@ DESCRIPTION = """\
 Show what training steps of a run saw and did: the images of the batch as the network got them, the loss and
 the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
 
-PLAN = {"first": int, "epochs": int, "step": int}
-"""What a checkpoint says of a run that has planned its epochs anew."""
-
 
 def replay(arguments: list[str], program: Program) -> None:
     """Go through steps of a run again."""
@@ -80,7 +77,7 @@ def _choose_start(asked: Namespace) -> None:
             if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only):
                 nearest, asked.start = step, path
             plan = checkpoint.get("callbacks", {}).get("Plan")
-            disk.check_shape(plan, PLAN, path, "Plan")
+            disk.check_shape(plan, dict.fromkeys(("first", "epochs", "step"), int), path, "Plan")
             asked.planned = asked.planned or plan
 
 

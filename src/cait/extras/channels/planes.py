@@ -63,9 +63,8 @@ def numbers(
         if last != in_chans and (first == in_chans or first < last):
             pixels = np.moveaxis(pixels, 0, -1)
     else:
-        with open_image(
-            BytesIO(data)
-        ):  # which has its bounds; torchvision decodes, because Pillow cuts colors to 8 bits
+        # Pillow has the bounds; torchvision decodes, because Pillow cuts colors to 8 bits.
+        with open_image(BytesIO(data)):
             encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         pixels = decode_image(encoded, "UNCHANGED").permute(1, 2, 0).numpy()
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":

@@ -65,10 +65,9 @@ class SolveHead(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
-            shown = list[str]()
-            for name in (pl_module.task.metric, "acc1_macro"):
-                if (score := trainer.callback_metrics.get(f"val/{name}")) is not None:
-                    shown.append(f"val/{name} {('{:.2f} %' if 'acc' in name else '{:.4f}').format(float(score))}")
+            names = [f"val/{name}" for name in (pl_module.task.metric, "acc1_macro")]
+            found = {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
+            shown = [f"{name} {of:.2f} %" if "acc" in name else f"{name} {of:.4f}" for name, of in found.items()]
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
 
 

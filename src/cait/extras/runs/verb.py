@@ -66,12 +66,11 @@ def describe(folder: Path) -> dict[str, Any]:
         if model.get("name"):
             row["model"] = network_name(model["name"], model.get("fields"))
         row["data"], row["planned"] = data.get("root"), max(trainer.get("max_epochs") or 0, 0) or None
-        if content.get("plan_minutes"):  # the run plans its epochs anew, by its pace
-            row["planned"] = None
         row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
             row |= _figures(folder, row["metric"], content.get("best_mode"))
-        if row["state"] == "finished" and row["epochs"] == 0:  # its head was solved, and the rest is frozen
+        is_solved = row["state"] == "finished" and row["epochs"] == 0  # and the rest is frozen
+        if is_solved or content.get("plan_minutes"):  # by its pace, after the first validation
             row["planned"] = None
     except (UserError, OSError, ValueError, OverflowError) as error:
         row["damage"] = one_line(error)
