@@ -37,7 +37,7 @@ class StepRecord(Callback):
     Args:
         start: optimizer steps that are done when training starts.
         wanted: the steps to note; they count from 0, as in metrics.csv.
-        planned: the "epochs" that the run planned anew after "step" steps, and how many there were at "first".
+        planned: the "epochs" that the run planned anew after "step" steps, and how many there were "before".
     """
 
     def __init__(self, start: int, wanted: range, planned: Any = None) -> None:
@@ -57,7 +57,7 @@ class StepRecord(Callback):
             )
 
         if self.planned and self.start <= self.planned["step"]:  # the plan is still to come, or just made
-            trainer.fit_loop.max_epochs = self.planned["first"]
+            trainer.fit_loop.max_epochs = self.planned["before"]
             for each in trainer.lr_scheduler_configs:
                 each.scheduler.load_state_dict(each.scheduler.state_dict())
             self.on_train_epoch_end(trainer, pl_module)

@@ -77,7 +77,7 @@ def _choose_start(asked: Namespace) -> None:
             if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only):
                 nearest, asked.start = step, path
             plan = checkpoint.get("callbacks", {}).get("Plan")
-            disk.check_shape(plan, dict.fromkeys(("first", "epochs", "step"), int), path, "Plan")
+            disk.check_shape(plan, dict.fromkeys(("before", "epochs", "step"), int), path, "Plan")
             asked.planned = asked.planned or plan
 
 

@@ -35,13 +35,13 @@ class Plan(Callback):
         """The epochs that were planned before."""
         self.epochs: int | None = None
         """Those that are planned now."""
-        self.step = 0
-        """The steps that were done then."""
+        self.step, self.before = 0, self.first
+        """The steps that were done then, and the epochs that were planned until then."""
         self.typed = run.typed
         self._batches, self._since = 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first, "epochs": self.epochs, "step": self.step}
+        return {name: getattr(self, name) for name in ("first", "epochs", "step", "before")}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["callbacks"].get(self.state_key)
@@ -53,7 +53,7 @@ class Plan(Callback):
             self.epochs = self.first
         elif kept and kept["epochs"]:
             self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
-            self.step = kept.get("step", 0)
+            self.step, self.before = kept.get("step", 0), kept.get("before", self.first)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._batches += 1
@@ -75,5 +75,5 @@ class Plan(Callback):
             why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
             told = f"{self.epochs} epochs, {why}"
             rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
-        self.step = trainer.global_step
+        self.step, self.before = trainer.global_step, trainer.max_epochs
         end_after(self.epochs, trainer)
