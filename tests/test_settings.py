@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
 from cait.errors import UserError
-from cait.settings import Settings, check_at_least, check_choice, check_range, flat, group, save_hyperparameters, values
+from cait.settings import Settings, check_choice, check_range, flat, group, save_hyperparameters, values
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Optimizer:
     color: Color = Color()
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "lr")
+        check_range(self, "[0, inf)", "lr")
         check_choice(self, {"mode": ("max", "min", None)})
 
 

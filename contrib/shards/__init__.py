@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cait.errors import UserError
 from cait.plugins import Verb
-from cait.settings import check_at_least, check_choice, group
+from cait.settings import check_choice, check_range, group
 
 VERBS = {
     "shards": Verb(
@@ -42,7 +42,7 @@ class Shards:
 
     def __post_init__(self) -> None:
         check_choice(self, {"order": ("published", "windowed")})
-        check_at_least(self, 1, "window")
+        check_range(self, "[1, inf)", "window")
         if not self.cache_gb > 0:
             raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
 

@@ -9,7 +9,7 @@ from PIL import ExifTags, Image
 
 from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
 from cait.errors import UserError
-from cait.settings import check_at_least
+from cait.settings import check_range
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pixels:
     """Color behind transparent raw pixels, as in `Reading`."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "max_side")
+        check_range(self, "[1, inf)", "max_side")
         if not 1 <= self.quality <= 100:
             raise UserError(f"quality must be from 1 to 100, got {self.quality}")
         Reading(background=self.background)

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ class UserError(ValueError):
         text = super().__str__()
         text = found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text
         return " ".join(filter(None, map(str.strip, text.splitlines())))
-
-
-class OutageError(UserError):
-    """A network or a service that does not answer: the same command may work later, so a scheduler may try it again."""
-
-    status = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class OtherEndedError(UserError):
@@ -169,6 +163,18 @@ def said(error: BaseException) -> str:
     """The kind of an error in somebody else's code, and what it says: "ValueError: no such luck"."""
     found = OF_WORKER.match(str(error))
     return one_line(found[1] if found else f"{type(error).__name__}: {error}").rstrip(": ")
+
+
+@contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Say what fails, as "the metric f1 fails", before an error of any kind that somebody else's code raises."""
+    try:
+        yield
+    except Exception as error:
+        # A limit of the system has a remedy of its own. torch raises a loader's death in whatever line is running.
+        if isinstance(error, UserError) or of_system(error) or "DataLoader worker" in str(error):
+            raise
+        raise UserError(f"{what}: {said(error)}") from error
 
 
 def _calls(error: BaseException) -> list[tuple[str, int]]:

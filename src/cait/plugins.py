@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from cait import references
-from cait.errors import UserError, said
+from cait.errors import told_as
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -36,7 +36,7 @@ KINDS = {
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.attention.backend_named`',
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
-    "scorers": "(scoring) -> Scorer: what `cait eval` has beyond loss and accuracy; see cait.cli.evaluate",
+    "scorers": "(scoring) -> Callback: what `cait eval` has beyond loss and accuracy; see cait.cli.evaluate.Scoring",
 }
 
 
@@ -106,10 +106,8 @@ def extras() -> dict[str, ModuleType]:
     paths = [(name, f"{GROUP}.{name}") for name in names]
     paths = sorted(paths + _contributed())
     paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
-    try:
+    with told_as("an extra cannot be imported"):  # an installed package may raise anything
         return {name: importlib.import_module(path) for name, path in paths}
-    except Exception as error:  # an installed package may raise anything
-        raise UserError(f"an extra cannot be imported: {said(error)}") from error
 
 
 def _contributed() -> list[tuple[str, str]]:

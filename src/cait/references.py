@@ -4,7 +4,7 @@ import importlib
 import re
 from typing import Any
 
-from cait.errors import UserError, did_you_mean, said
+from cait.errors import UserError, did_you_mean, told_as
 
 TIMM = "timm/"
 """Before the name of a network of timm's."""
@@ -40,9 +40,5 @@ def locate(path: str) -> Any:
 def made(path: str, *args: Any, **kwargs: Any) -> Any:
     """What the object at `path` returns when it is called. Raises UserError if that fails; it says how and where."""
     make = locate(path)
-    try:
+    with told_as(f"cannot make {path}"):
         return make(*args, **kwargs)
-    except UserError:
-        raise
-    except Exception as error:  # of many kinds: it is the user's code
-        raise UserError(f"cannot make {path}: {said(error)}") from error

@@ -153,11 +153,6 @@ def take_from_data(module: Any, data: Any) -> Settings:
     return sizes
 
 
-def check_at_least(held: Any, least: float, *names: str) -> None:
-    """Raise UserError if one of these fields is less, or infinite; None is left out."""
-    check_range(held, f"[{least}, inf)", *names)
-
-
 def check_range(held: Any, allowed: str, *names: str) -> None:
     """Raise UserError if one of these fields, or a number in a list, is not in a range as "(0, 1]"; None is left out.
 
@@ -170,7 +165,7 @@ def check_range(held: Any, allowed: str, *names: str) -> None:
             is_above = least <= number if allowed[0] == "[" else least < number
             if not (is_above and (number <= most if allowed[-1] == "]" else number < most)):
                 low = f"{'at least' if allowed[0] == '[' else 'above'} {allowed[1:].partition(',')[0]}"
-                words = f"in {allowed}" if most < math.inf else f"{low} and finite" if is_above else low
+                words = f"in {allowed}" if most < math.inf else low if math.isfinite(number) else "finite"
                 raise UserError(f"{name} must be {words}, got {value}")
 
 

@@ -50,7 +50,7 @@ OPTIONS = {
     "--run_name a/b": "not a path",
     "--run_name taken": "cannot use logs/taken",
     "--trainer.max_epochs 0": "--trainer.max_epochs 0: a run cannot train with it",
-    "--trainer.gradient_clip_val -1": "--trainer.gradient_clip_val must be at least 0, got -1",
+    "--trainer.gradient_clip_val -1": "gradient_clip_val must be at least 0, got -1",
     "--trainer.val_check_interval 00:00:10:00": "--trainer.val_check_interval counts batches or a share of an epoch",
     "--trainer.strategy ddp_spawn": "--trainer.strategy: runs save and resume with ddp or one device",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",

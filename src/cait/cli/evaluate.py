@@ -3,7 +3,7 @@
 import filecmp
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,23 +45,6 @@ class Row(NamedTuple):
     """How a figure is shown, as "{:.2f} %"."""
     place: tuple[str, ...]
     """The keys that lead to the figure in the scores of a set of weights."""
-
-
-class Scorer:
-    """What an extra adds to `cait eval`, in any of these ways. A subclass is a callback of Lightning's too."""
-
-    scores: Mapping[str, Scores] = {}
-    """What it has counted in the last validation, under "raw" and, if there is a moving average, "ema"."""
-
-    def extend(self, result: Scores) -> None:
-        """Add to what evaluation.json will hold, after further validations if need be. Every process calls it."""
-
-    def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
-        """Further rows of the table, below those of the core."""
-        return ()
-
-    def show(self, result: Scores) -> None:
-        """Print and draw what comes after the table."""
 
 
 def evaluate(arguments: list[str], program: Program) -> None:
@@ -142,7 +125,11 @@ class Scoring:
         self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
         """The part of the scores that is of the weights which other verbs use."""
         self.output = Path(self.config.output or rundir.EVALUATION)
-        self.scorers: list[Scorer] = []
+        self.scorers: list[Any] = []
+        """What extras add. Each is a callback of Lightning, and has
+        - `scores`: what it has counted in the last validation, under "raw" and, if there is an average, "ema";
+        - `extend(result)`: adds to evaluation.json, after further validations if need be, in every process;
+        - `rows(core, result)`: gives further rows of the table; `show(result)`: prints what comes after it."""
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """Score the validation set, given as the arguments of Trainer.validate; print and write."""
@@ -171,7 +158,7 @@ class Scoring:
         source, data, model = self.data.source, self.config.data, self.config.model
         if not isinstance(source, FolderSource) or data.get("val_list") is not None:
             return
-        folder = self.folder or _run_with(self.config.ckpt_path or model.weights)
+        folder = self.folder or rundir.of_checkpoint(self.config.ckpt_path or model.weights or "")
         if folder and _is_own(folder, source, data.get("labels")):
             if (held_out := folder / rundir.VALIDATION).is_file():
                 source.validate_on(held_out)
@@ -225,13 +212,6 @@ class Scoring:
             *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
             Row("images", "{:,}", ("images",)),
         ]
-
-
-def _run_with(file: str | None) -> Path | None:
-    """The folder of the run in which a checkpoint lies, if it does."""
-    folder = Path(file or "").absolute().parent
-    is_runs = folder.name == rundir.CHECKPOINTS and (folder.parent / rundir.CONFIG).is_file()
-    return folder.parent if file and is_runs else None
 
 
 def show(result: Scores, rows: Sequence[Row], chosen: str) -> None:

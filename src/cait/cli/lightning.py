@@ -33,7 +33,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
-from cait.settings import Settings, flatten, nested
+from cait.settings import Settings, check_range, flatten, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import known_mode, metric_of_best
 from cait.train.module import CaiTModule
@@ -169,6 +169,8 @@ class CaiTCLI(LightningCLI):
 
     def _check_settings(self) -> None:
         config = self.config.fit
+        check_range(config, "[1, inf)", "save_every_n_steps", "max_nonfinite_steps")
+        check_range(config, "(0, inf)", "save_every_n_minutes")
         refusals.check_settings(config.trainer)
         refusals.check_callbacks(config.trainer, config.get("model.metrics") or {})
         if config.weights_only is False:

@@ -1,6 +1,5 @@
 """The network of a run, of a checkpoint or of a file of weights, and how its images are prepared."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,10 +105,8 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     """
     path = Path(source)
     if path.is_file():
-        folder = Path(os.path.relpath(path.absolute().parent.parent))
-        if not (folder / rundir.CONFIG).is_file():
-            return path, None
-        disk.check_inside(folder)
+        if folder := rundir.of_checkpoint(path):
+            disk.check_inside(folder)
         return path, folder
     if path.suffix in ckpt.WEIGHTS and not path.is_dir():
         ckpt.check_weights(path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
-from cait.settings import check_at_least, check_choice, check_range
+from cait.settings import check_choice, check_range
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -54,7 +54,7 @@ class Loading:
     validation leaves them out, and unreadable_images.csv in the run's folder lists them. More end the run."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats")
+        check_range(self, "[1, inf)", "batch_size", "eval_batch_size", "repeats")
         check_range(self, "[0, 1024]", "num_workers")  # a run of somebody else may ask for any number
         check_choice(self, {"backend": ("auto", "timm"), "balance": (*POWERS, None)})
         check_range(self, "[0, 1)", "max_bad_share")

@@ -20,7 +20,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, T
 from cait.disk import TABLE, open_file
 from cait.errors import UserError, tell
 from cait.references import locate
-from cait.settings import check_at_least
+from cait.settings import check_range
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
@@ -84,7 +84,7 @@ class Reading:
     """Arguments for `reader`, which finds them in the `Reading` that it gets."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "shrink")
+        check_range(self, "[1, inf)", "shrink")
         if self.reader_args and self.reader is None:
             raise UserError("data.reader_args are for data.reader, which is not set")
         with suppress(ValueError):

@@ -17,7 +17,7 @@ from torchvision.transforms.functional import crop, get_dimensions
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
 from cait.errors import UserError
 from cait.references import locate
-from cait.settings import check_at_least, check_choice, check_range
+from cait.settings import check_choice, check_range
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
@@ -51,7 +51,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         filters = INTERPOLATIONS[:3] if self.reading.reader else INTERPOLATIONS  # torch resizes planes
         check_choice(self, {"interpolation": filters, "fit": get_args(Fit)})
-        check_at_least(self, 1, "img_size")
+        check_range(self, "[1, inf)", "img_size")
         check_range(self, "(0, 1]", "crop_pct")
         check_range(self, "(-inf, inf)", "mean")
         check_range(self, "(0, inf)", "std")
@@ -229,7 +229,7 @@ class Mixing:
     always mixed with image B - 1 - i."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "mixup", "cutmix")
+        check_range(self, "[0, inf)", "mixup", "cutmix")
         check_choice(self, {"mix_mode": ("batch", "pair", "elem")})
         check_range(self, "[0, 1]", "mix_prob", "mix_switch_prob")
 

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from torch.optim import Optimizer
 
 from cait.data.datamodule import ImageNetDataModule
@@ -34,8 +33,6 @@ class NonFiniteGuard(Callback):
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        if limit < 1:
-            raise UserError(f"max_nonfinite_steps must be at least 1, got {limit}")
         self.folder, self.limit = folder, limit
         self.in_a_row = torch.zeros(())
 
@@ -58,7 +55,12 @@ class NonFiniteGuard(Callback):
         every = trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
         looked_at = pl_module.device.type == "cpu" or trainer.global_step % every == 0
         if looked_at and self.in_a_row >= self.limit:
-            self._give_up(trainer, batch)
+            path, count = self.folder / NONFINITE, int(self.in_a_row)
+            if trainer.is_global_zero:
+                images, targets = (part.cpu() for part in batch)
+                torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
+            told = f"{count} steps in a row gave no finite gradient and were skipped; the last batch is in {path}"
+            raise UserError(f"{told}. Lower --model.lr, or look at the data")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         skipped = int(self.in_a_row)
@@ -68,16 +70,6 @@ class NonFiniteGuard(Callback):
             reason = callback.stopping_reason_message
             if trainer.should_stop and reason and not callback.verbose:  # else Lightning has said it
                 rank_zero_info(f"stopped early: {reason}")
-
-    def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
-        path = self.folder / NONFINITE
-        if trainer.is_global_zero:
-            images, targets = (part.cpu() for part in batch)
-            torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
-        raise UserError(
-            f"{int(self.in_a_row)} steps in a row gave no finite gradient and were skipped; the last batch is in "
-            f"{path}. Lower --model.lr, or look at the data"
-        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"in_a_row": int(self.in_a_row)}

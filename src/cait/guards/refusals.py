@@ -21,7 +21,7 @@ from cait import plugins
 from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
 from cait.references import is_path
-from cait.settings import flatten
+from cait.settings import check_range, flatten
 from cait.train.metrics import best_mode
 
 REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
@@ -128,9 +128,8 @@ def check_settings(given: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
-    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):  # below 0 it would turn gradients
-        if (given[name] or 0) < least:
-            raise UserError(f"--trainer.{name} must be at least {least}, got {given[name]}")
+    check_range(given, "[1, inf)", "accumulate_grad_batches")
+    check_range(given, "[0, inf)", "gradient_clip_val")  # below 0 it would turn gradients
     interval = given.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")

@@ -4,13 +4,13 @@ Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 """
 
 import dataclasses
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
+from cait.settings import check_choice, check_range
 
 DropPathMode = Literal["mask", "skip"]
 
@@ -55,27 +55,23 @@ class CaiTConfig:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
         if self.embed_dim % self.num_heads:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
-        if not 0.0 <= self.drop_path_rate < 1.0:
-            raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
+        check_range(self, "[0, 1)", "drop_path_rate")
         if self.embed_dim * self.mlp_ratio < 1:
             raise UserError(f"mlp_ratio {self.mlp_ratio:g} leaves no hidden channels: raise it")
 
     def _check(self, name: str, value: Any, hint: Any) -> None:
         """Raise UserError if a field has a value of another type than `hint`, or a size is too small."""
         if get_origin(hint) is Literal:
-            if value not in get_args(hint):
-                raise UserError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            check_choice(self, {name: get_args(hint)})
             return
         kinds = get_args(hint) or (hint,)  # (float, NoneType) of `float | None`
         kind = kinds[0]
         is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
         if not is_kind or (isinstance(value, bool) and kind is not bool):
             raise UserError(f"{name} must be {KINDS[kind]}, got {value!r}")
-        if kind is float and value is not None and not math.isfinite(value):
-            raise UserError(f"{name} must be finite, got {value}")
-        least = 0 if name in self.may_be_0 else 1
-        if kind is int and value is not None and value < least:
-            raise UserError(f"{name} must be at least {least}, got {value}")
+        if kind in (int, float):
+            least = "(-inf" if kind is float else "[0" if name in self.may_be_0 else "[1"
+            check_range(self, f"{least}, inf)", name)
 
     @property
     def epsilon(self) -> float:

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from cait import references
-from cait.errors import UserError, did_you_mean, said
+from cait.errors import UserError, did_you_mean, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 
@@ -213,11 +213,8 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
-    try:
-        with torch.no_grad(), in_evaluation(network):
-            logits = network(torch.zeros(2, *shape))
-    except Exception as error:
-        raise UserError(f"{name} fails on images of {list(shape)}: {said(error)}") from error
+    with told_as(f"{name} fails on images of {list(shape)}"), torch.no_grad(), in_evaluation(network):
+        logits = network(torch.zeros(2, *shape))
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if got != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")

@@ -68,8 +68,7 @@ class LastCheckpoint(Checkpoint):
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
     a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. Whatever
-    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch. Raises
-    UserError if a number is not above 0.
+    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch.
 
     Args:
         folder: of the checkpoints.
@@ -81,10 +80,6 @@ class LastCheckpoint(Checkpoint):
     """Whether training has begun, so that the run can be resumed."""
 
     def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise UserError(f"save_every_n_steps must be at least 1 or null, got {every_n_steps}")
-        if every_n_minutes is not None and not every_n_minutes > 0:
-            raise UserError(f"save_every_n_minutes must be above 0 or null, got {every_n_minutes}")
         self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
         self.signals = StopSignals()
         self._due, self._stop = False, 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 from pathlib import Path
 
 from cait.data import listing
@@ -54,6 +55,13 @@ def new_folder(root: Path, base: str) -> Path:
 def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     return folder.name if folder.parent == LOGS else str(folder)
+
+
+def of_checkpoint(file: str | Path) -> Path | None:
+    """The folder of the run in which a checkpoint lies, if it does."""
+    place = Path(file).absolute().parent
+    is_runs = place.name == CHECKPOINTS and (place.parent / CONFIG).is_file()
+    return Path(os.path.relpath(place.parent)) if is_runs else None
 
 
 def config(folder: Path) -> Path:

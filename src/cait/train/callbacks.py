@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cait import ckpt, seeds
 from cait.errors import UserError, one_line
 from cait.model import network
+from cait.settings import check_range
 
 INITIAL = "initial_weights"
 """Key among the states of callbacks of the weights that `EMA` with `initial` started from."""
@@ -55,9 +56,8 @@ class EMA(Callback):
     """
 
     def __init__(self, decay: float | None = None, initial: bool = False) -> None:
-        if decay is not None and not 0 <= decay < 1:
-            raise UserError(f"ema.decay must be in [0, 1) or null, got {decay}")
         self.decay, self.initial = decay, initial
+        check_range(self, "[0, 1)", "decay")
         self.average: nn.Module | None = None
         self.logits: Tensor | None = None
         """The average's logits of the batch that is being validated, [B, num_classes]."""

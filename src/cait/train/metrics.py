@@ -2,8 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from cait import ckpt, plugins
-from cait.errors import UserError, said
+from cait.errors import UserError, told_as
 from cait.references import locate, made
 from cait.train.losses import Loss, LossSettings
 
@@ -103,7 +102,7 @@ class EvalMetrics(nn.Module):
         if not len(labels):  # a metric of the user's own may not expect that, or take 0 / 0 into a mean
             return
         for name, metric in self.own.items():
-            with named_in_errors(f"metric {name}"):
+            with told_as(f"the metric {name} fails"):
                 metric.update(logits, labels)
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
@@ -119,7 +118,7 @@ class EvalMetrics(nn.Module):
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
         is_known = self.is_finite and bool(self.per_class.any())
         for name, metric in self.own.items():
-            with named_in_errors(f"metric {name}"):
+            with told_as(f"the metric {name} fails"):
                 values[f"{prefix}/{name}"] = _number(metric) if is_known else torch.tensor(torch.nan)
         for metric in [self.counter, *self._own]:
             with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
@@ -162,19 +161,6 @@ def _number(metric: Metric) -> Tensor:
     if value.numel() != 1:
         raise ValueError(f"it must compute one number, as with average='macro', not {value.numel()}")
     return value.reshape(()) if value.is_floating_point() else value.reshape(()).float()
-
-
-@contextmanager
-def named_in_errors(part: str) -> Iterator[None]:
-    """Name a part that may be the user's own, as "metric f1", in the error that it raises."""
-    try:
-        yield
-    except torch.OutOfMemoryError:  # which has a remedy of its own
-        raise
-    except Exception as error:
-        if "DataLoader worker" in str(error):  # one has died, which torch raises in whatever line is running
-            raise
-        raise UserError(f"the {part} fails: {said(error)}") from error
 
 
 def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:

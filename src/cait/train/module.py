@@ -18,13 +18,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from cait import ckpt, loops
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
 from cait.settings import Settings, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
-from cait.train.metrics import named_in_errors, task_named
+from cait.train.metrics import task_named
 from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
 
 Batch = tuple[Tensor, Tensor]
@@ -218,7 +218,7 @@ class CaiTModule(LightningModule):
         if not isinstance(logits := self(images), Tensor):
             raise UserError(f"{self.name} gives no logits in training: try --model.fields.aux_logits false")
         logits = precise(logits)
-        with named_in_errors(f"loss {self.loss_settings.loss}"):
+        with told_as(f"the loss {self.loss_settings.loss} fails"):
             loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets).reshape(())
         if self.teacher is not None:
             loss = self.distillation.loss(loss, logits, self.teacher(images))

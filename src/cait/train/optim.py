@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
-from cait.errors import UserError, one_line
-from cait.settings import check_at_least, check_choice, check_range
+from cait.errors import UserError, told_as
+from cait.settings import check_choice, check_range
 
 Shape = Literal["cosine", "constant"]
 
@@ -34,7 +34,7 @@ class OptimizerSettings:
     for any other optimizer."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "weight_decay")
+        check_range(self, "[0, inf)", "weight_decay")
         check_range(self, "(0, 1]", "layer_decay")
 
     def build(self, network: nn.Module, lr: float) -> Optimizer:
@@ -43,7 +43,7 @@ class OptimizerSettings:
         default = 0.05 if name.lower() == "adamw" else 0.0
         weight_decay = default if self.weight_decay is None else self.weight_decay
         decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
-        try:
+        with told_as(f"optimizer {name}"):  # unknown arguments, packages that are not installed
             if name.lower() == "adamw":
                 groups = param_groups(network, **decay)
                 optimizer: Any = torch.optim.AdamW(groups, lr=lr, **{"fused": True} | given)
@@ -51,10 +51,6 @@ class OptimizerSettings:
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
                 optimizer = timm.optim.create_optimizer_v2(network, opt=name, **given | dict(lr=lr) | decay)
-        except UserError:
-            raise
-        except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
-            raise UserError(f"optimizer {name}: {one_line(error)}") from error
         if not isinstance(optimizer, Optimizer):
             raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if getattr(optimizer, "is_second_order", False):
@@ -134,8 +130,8 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         check_choice(self, {"schedule": get_args(Shape)})
-        check_at_least(self, 0, "lr", "warmup_lr", "min_lr", "warmup_epochs")
-        check_at_least(self, 1, "lr_base_size")
+        check_range(self, "[0, inf)", "lr", "warmup_lr", "min_lr", "warmup_epochs")
+        check_range(self, "[1, inf)", "lr_base_size")
 
 
 class Length(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cait.errors import UserError
-from cait.settings import check_at_least, group, values
+from cait.settings import check_range, group, values
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Annotations:
     """The fold that validates, from 0 on."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "folds")
+        check_range(self, "[2, inf)", "folds")
         if self.multi_label and self.labels is None:
             raise UserError("data.multi_label reads the classes of images from a table: name it with data.labels")
         if not 0 <= self.fold < (self.folds or 1):

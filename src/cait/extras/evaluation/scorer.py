@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
-from cait.cli.evaluate import Row, Scorer, Scores, Scoring
+from cait.cli.evaluate import Row, Scores, Scoring
 from cait.errors import UserError, abbreviate, say
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
@@ -67,7 +67,7 @@ def _percent(share: Tensor) -> float | None:
     return None if math.isnan(share) else 100 * float(share)
 
 
-class Evaluation(Scorer, Callback):
+class Evaluation(Callback):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
     It comes after `EMA` among the callbacks because it reads the average's logits there. Raises UserError if a further
