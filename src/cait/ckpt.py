@@ -58,7 +58,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         why = "; if it holds weights alone, name it with --model.weights" if is_other else why_unread(error)
         raise UserError(f"{path} is not a whole checkpoint of a run{why}") from error
     disk.check_shape(checkpoint, FIELDS, path)
-    if (key := _data_key(checkpoint)) is not None:
+    if key := _data_key(checkpoint):
         disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint
 
@@ -79,7 +79,7 @@ def read(path: Path) -> Any:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     made = disk.plain(content, path, kept=(object,))
     if isinstance(made, dict):
-        for key in {"hyper_parameters", _data_key(made) or ""} & made.keys():  # the others hold states of any type
+        for key in {"hyper_parameters", _data_key(made)} & made.keys():  # the others hold states of any type
             made[key] = disk.plain(made[key], path, key, kept=(torch.Tensor,))
         if "state_dict" in made:
             made["state_dict"] = content["state_dict"]  # it holds the versions of its modules too
@@ -150,8 +150,7 @@ def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None 
 
 def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The data module's part of a checkpoint, whatever its class is called; None if there is no such part."""
-    key = _data_key(checkpoint)
-    return None if key is None else checkpoint[key]
+    return checkpoint.get(_data_key(checkpoint))
 
 
 def class_names(checkpoint: Checkpoint) -> list[str] | None:
@@ -161,13 +160,13 @@ def class_names(checkpoint: Checkpoint) -> list[str] | None:
 
 def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
     """Put the data module's part under `name`: Lightning looks for the `__qualname__` of the class in use."""
-    if (key := _data_key(checkpoint)) is not None:
+    if key := _data_key(checkpoint):
         checkpoint[name] = checkpoint.pop(key)
 
 
-def _data_key(checkpoint: Checkpoint) -> str | None:
+def _data_key(checkpoint: Checkpoint) -> str:
     """The key of the data module's part: it has the "class_names", and "depends_on", which a user's settings lack."""
     for key, part in checkpoint.items():
         if isinstance(part, dict) and isinstance(part.get("class_names"), list) and "depends_on" in part:
             return key
-    return None
+    return ""

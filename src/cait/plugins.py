@@ -102,9 +102,8 @@ class Run:
 @functools.cache
 def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages."""
-    names = [path.parent.name for path in FOLDER.glob("*/__init__.py")]
-    paths = [(name, f"{GROUP}.{name}") for name in names]
-    paths = sorted(paths + _contributed())
+    own = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
+    paths = sorted(own + _contributed())
     paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
     with told_as("an extra cannot be imported"):  # an installed package may raise anything
         return {name: importlib.import_module(path) for name, path in paths}

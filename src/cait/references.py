@@ -16,11 +16,6 @@ def is_path(name: str) -> bool:
     return PATH.fullmatch(name) is not None
 
 
-def paths_in(text: str) -> list[str]:
-    """Every `package.module:name` in a text."""
-    return PATH.findall(text)
-
-
 def locate(path: str) -> Any:
     """Import the object at `path`, such as "my_network:Net". Raises UserError if there is none."""
     module, _, name = path.partition(":")

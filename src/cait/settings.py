@@ -53,9 +53,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
             given = {name: value for name, value in bound.arguments.items() if name != "self"}
             for kind in added:
                 group(kind, given)
-            made = {}
-            for name, kind in kinds.items():
-                made[name] = group(kind, given) if is_dataclass(kind) else given[name]
+            made = {name: group(kind, given) if is_dataclass(kind) else given[name] for name, kind in kinds.items()}
             init(self, **made, given=given)
 
         described: Any = constructor
@@ -126,17 +124,14 @@ def save_hyperparameters(module: Any, given: Settings) -> None:
     module._log_hyperparams = True
 
 
-SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
-"""The sizes of a module that is given neither, nor a data module that says them."""
-
-
 def take_from_data(module: Any, data: Any) -> Settings:
-    """A LightningModule's `SIZES` from its data module, or None; they and the normalization join its hyper-parameters.
+    """A LightningModule's sizes and task from its data module, or None.
 
-    Raises UserError if the module was given other sizes, or takes images of other channels.
+    They and the normalization join its hyper-parameters. Raises UserError if the module was given other sizes, or takes
+    images of other channels.
     """
-    sizes: Settings = dict(SIZES)
-    for name, default in SIZES.items():
+    sizes: Settings = {}
+    for name, default in (("img_size", 224), ("num_classes", 1000), ("task", None)):
         given, found = module.hparams[name], getattr(data, name, None)
         if None not in (given, found) and given != found:
             raise UserError(f"the module has {name} {given}, the data has {found}: leave it out of the module")

@@ -136,8 +136,10 @@ def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
     """Else Lightning would kill the first process, which may not have ended yet."""
 
     def status() -> int:
+        last = LastCheckpoint(tmp_path)
+        last._stop = signal.SIGTERM
         with pytest.raises(SystemExit) as ended:
-            LastCheckpoint(tmp_path)._leave(trainer(strategy="ddp", devices=2), signal.SIGTERM)
+            last._leave(trainer(strategy="ddp", devices=2))
         return ended.value.code
 
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a Trainer sets it by the variables

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli import saved
-from cait.cli.options import Line, asks_for_help, split_run, split_trust
+from cait.cli.options import HELP, Line, split_run, split_trust
 from cait.data.folder import FolderSource, composed, spelled
 from cait.errors import UserError, console
 from cait.guards import trust
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
-    if asks_for_help(arguments):
+    if HELP & {*arguments}:
         options = (f"  --{setting.name}: {setting.help}" for setting in plugins.settings() if "eval" in setting.verbs)
         print(USAGE + "\n".join(options))
         return

@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from cait.cli.options import Line, asks_for_help, split_run, split_trust
+from cait.cli.options import HELP, Line, split_run, split_trust
 from cait.run import rundir
 from cait.run.program import NextRun, Program
 from cait.settings import Settings
@@ -21,7 +21,7 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may add settings, such as the row of a table."""
-    if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
+    if HELP & {argument.split("=")[0] for argument in arguments}:
         arguments = ["--help"]
     line = Line("fit", arguments)
     line.extend(program)
@@ -30,7 +30,7 @@ def fit(arguments: list[str], program: Program) -> None:
 
 def resume(arguments: list[str], program: Program) -> None:
     """Continue a run."""
-    if asks_for_help(arguments):
+    if HELP & {*arguments}:
         print(USAGE)
         return
     from cait.guards import trust

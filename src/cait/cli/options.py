@@ -14,6 +14,7 @@ from cait.run.program import Program
 from cait.settings import Settings, flatten, is_in
 
 TRUST = "--trust-config"
+HELP = {"-h", "--help"}
 SETTINGS = [
     Setting("run_name", str | None, None, "Folder in logs/; null: the configuration's name, numbered if taken."),
     Setting("output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]),
@@ -52,10 +53,6 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` lists what there is")
-
-
-def asks_for_help(arguments: list[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(arguments)
 
 
 class Line:

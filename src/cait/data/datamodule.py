@@ -195,8 +195,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def how_read(self) -> str:
         """What decodes the training images."""
-        other = self.preprocessing.reading.reader or "Pillow"
-        return self.pipeline.how_read if self.train_transform is self.pipeline else other
+        return getattr(self.train_transform, "how_read", self.preprocessing.reading.reader or "Pillow")
 
     # Lightning's hooks
 
@@ -218,8 +217,8 @@ class ImageNetDataModule(LightningDataModule):
         self.predict_samples: Samples = val
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
-            transform, pipeline = self.train_transform, self.pipeline
-            open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
+            transform = self.train_transform
+            open_image = (transform if transform is self.pipeline else self.preprocessing).open
             self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have

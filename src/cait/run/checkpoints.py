@@ -138,16 +138,14 @@ class LastCheckpoint(Checkpoint):
             if trainer.global_step:
                 loops.end_step(trainer)
             self.save(trainer)
-            if self._stop:
-                self._leave(trainer, self._stop)
+            self._leave(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
             loops.end_epoch(trainer)
         self.save(trainer)
         self._ask(trainer)
-        if self._stop:
-            self._leave(trainer, self._stop)
+        self._leave(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._raise_error(trainer)
@@ -167,11 +165,13 @@ class LastCheckpoint(Checkpoint):
         if error:
             raise UserError(error)
 
-    def _leave(self, trainer: Trainer, signum: int) -> None:
-        # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
-        environment = getattr(trainer.strategy, "cluster_environment", None)
-        is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
-        raise SystemExit(0 if is_child else 128 + signum)
+    def _leave(self, trainer: Trainer) -> None:
+        """Exit if a signal wants it."""
+        if self._stop:
+            # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
+            environment = getattr(trainer.strategy, "cluster_environment", None)
+            is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+            raise SystemExit(0 if is_child else 128 + self._stop)
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -80,21 +81,12 @@ class _Output:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        found = getattr(self._stream, name)
+        return partial(self._or_nowhere, found) if name in ("write", "flush") else found
 
-    def write(self, text: str) -> int:
-        with self._or_nowhere():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._or_nowhere():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _or_nowhere(self) -> Iterator[None]:
+    def _or_nowhere(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            yield
+            return method(*arguments)
         except OSError as error:
             if error.errno not in LOST or signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
                 raise

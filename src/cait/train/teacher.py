@@ -76,8 +76,6 @@ def load_teacher(
         teacher = _of_timm(settings, student.num_classes)
         cfg = teacher.pretrained_cfg
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
-        if not known:  # a backbone, as DINOv3's
-            raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
         img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
     if len(students[0]) not in (1, wanted := len(own[0])):
         problem = f"the teacher {name} takes {wanted} channels, the student {len(students[0])}"
@@ -95,7 +93,7 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
     )
     name = hparams["name"]
-    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
+    signed = references.PATH.findall(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
     if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     names = ckpt.class_names(checkpoint)
