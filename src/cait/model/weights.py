@@ -76,8 +76,7 @@ def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) ->
 def _read(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir():
-        held = ", ".join(file.name for file in sorted(path.iterdir()) if file.suffix in ckpt.WEIGHTS)
-        raise UserError(f"{path} is a folder: name a file of weights in it{held and f', as {held}'}")
+        raise UserError(f"{path} is a folder: name a file of weights in it")
     ckpt.check_weights(path)
     try:
         if path.suffix != ".safetensors":
@@ -89,9 +88,7 @@ def _read(path: str | Path) -> Any:
     except UserError:
         raise
     except Exception as error:
-        is_json = path.suffix == ".json"  # timm's, or the index of a network in several files
-        why = "; it is JSON: name a file of tensors, and if there are several shards, join them into one"
-        raise UserError(f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(error)}") from error
+        raise UserError(f"{path} cannot be read as weights{ckpt.why_unread(error)}") from error
 
 
 def load_weights(
