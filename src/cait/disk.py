@@ -149,8 +149,7 @@ def check_inside(folder: Path) -> None:
 def check_output(path: Path, folder: bool = False) -> None:
     """Try to write where a verb will write when its work is done: a file at `path`, or with `folder` files in it."""
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
-        found = "a folder" if path.is_dir() else "a file" if path.is_file() else "not a regular file"
-        raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
+        raise UserError(f"{path} is no {'folder' if folder else 'regular file'}; name one with --output")
     place = path if folder else path.parent
     try:
         folders = (place, *place.absolute().parents)

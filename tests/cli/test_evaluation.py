@@ -143,7 +143,7 @@ def test_without_extras_loss_and_accuracy_are_scored(
     [
         (["mine", "--model.fields.in_chans=1"], "the checkpoint is of another network"),
         (["mine", "--data.img_size=8"], "img_size was 16, is 8; at a new size give its weights to --model.weights"),
-        (["mine", "--output=data"], "data is a folder"),
+        (["mine", "--output=data"], "data is no regular file; name one"),
         (["ghost"], "there is no run logs/ghost"),
         (["mine", "--nonsense=1"], "no setting nonsense; `cait eval --help=all` lists what there is"),
         (["--config=logs/mine/config.yaml"], "nothing to score: give --ckpt_path or --model.weights FILE"),

@@ -75,7 +75,7 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
         ({"one": state, "two": state}, "holds no weights; it has one, two"),
         (both, "behind each of a., b.: save those of one alone"),
         (part, "x.pth is of another network: norm.weight is missing in it"),
-        (others, "x.pth, with the names layer0.weight, layer1.weight, layer2.weight and 6 more, is of another network"),
+        (others, "x.pth is of another network"),
     ):
         torch.save(content, tmp_path / "x.pth")
         with pytest.raises(UserError, match=words):

@@ -365,7 +365,7 @@ def test_data_only_needs_neither_checkpoint_nor_network(
         ("killed --step 1 --data.rot other --data-only", "did you mean --data.root?"),
         ("killed", "the following arguments are required: --step"),
         ("kiled --step 1", "there is no run logs/kiled; did you mean killed?"),
-        ("killed --step 1 --output c.yaml", "c.yaml is a file; name a folder with --output"),
+        ("killed --step 1 --output c.yaml", "c.yaml is no folder; name one with --output"),
         ("--config c.yaml --step 1", "which run?"),
         ("--step 1 --data-only", "which run?"),
     ],

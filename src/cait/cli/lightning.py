@@ -57,7 +57,6 @@ WARNINGS = (
     r".*does not have many workers",
     r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronized them
     r"Checkpoint directory .* exists and is not empty",
-    r".*Experiment logs directory .* exists and is not empty",
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r".*number of training batches .* is smaller than the logging interval",
 )

@@ -211,8 +211,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != (listed := len(self.source.class_names)):
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
-        images = len(train) + len(val)
-        self.unreadable = UnreadableImages(self.unreadable_path, images, self.loading.bad_allowed(images))
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
         self.predict_samples: Samples = val
         self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
@@ -258,14 +257,13 @@ class ImageNetDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
-        any_number = UnreadableImages(None, len(self.predict_samples))
-        loader = self._eval_loader(self._eval_images(self.predict_samples, any_number), "prediction")
+        loader = self._eval_loader(self._eval_images(self.predict_samples, UnreadableImages()), "prediction")
         loader.finish = loader.finish and self._normalized
         return loader
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, len(samples), self.loading.bad_allowed(len(samples)))
+        unreadable = UnreadableImages(limit=self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader

@@ -277,12 +277,11 @@ class UnreadableImages:
 
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
-        images: how many there are.
-        limit: how many of them may be unreadable before the run fails; None sets no limit.
+        limit: how many images may be unreadable before the run fails; None sets no limit.
     """
 
-    def __init__(self, path: Path | None, images: int, limit: int | None = None) -> None:
-        self.path, self.images, self.limit = path, images, limit
+    def __init__(self, path: Path | None = None, limit: int | None = None) -> None:
+        self.path, self.limit = path, limit
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 
@@ -319,6 +318,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if self.limit is not None and count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            share = min(0.99, math.ceil(200 * count / self.images) / 100)  # the run has not met all of them yet
-            remedy = f"; to go on without them give --data.max_bad_share {share:g}"
+            remedy = "; to go on without them give a larger --data.max_bad_share"
             raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")

@@ -68,7 +68,7 @@ def extract(
     The network is left as it was. The features are the inputs of the `head`; None takes the first of `classifiers`.
     Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
     """
-    unreadable = UnreadableImages(None, len(samples))
+    unreadable = UnreadableImages()
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
     chosen = range(len(samples)) if chosen is None else chosen
     home, columns = next(network.parameters()).device, []

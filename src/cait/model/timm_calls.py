@@ -37,15 +37,9 @@ class TimmCalls:
 
     def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
         """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
-        count = len(self.blocks)
-        first = {"blocks": 1, "blocks_token_only": count - len(self.blocks_token_only) + 1}
-        alone = {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "norm": count}
+        from timm.models.cait import Cait
 
-        def depth(name: str) -> float:
-            kind, number, *_ = f"{name}.".split(".")
-            return first[kind] + int(number) if kind in first else alone.get(kind, float("inf"))
-
-        return depth
+        return Cait.group_matcher(self, coarse)
 
     def get_classifier(self: Any) -> nn.Module:
         """The layer whose rows are the classes."""

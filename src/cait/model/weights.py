@@ -61,9 +61,7 @@ def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) ->
     """
     if all(name in state for name in names):
         return state
-    parts = [key.split(".") for key in state]
-    places = [(each, place) for each in parts for place in range(1, len(each)) if ".".join(each[place:]) in names]
-    prefixes = {f"{'.'.join(each[:place])}." for each, place in places}
+    prefixes = {key.removesuffix(name) for key in state for name in names if key.endswith(f".{name}")}
     whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in names)]
     found = sorted(whole) or [prefix for prefix in prefixes if all(key.startswith(prefix) for key in state)]
     if not found:
@@ -108,15 +106,13 @@ def load_weights(
     state, saved_classes = read_weights(path, ema)
     own = model.state_dict()
     state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys(), path)
-    names = abbreviate([f"{name:.60}" for name in state])
-    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {names},"
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             rows = state.pop(key, None)
             if rows is not None and {*saved_classes} == {*own_classes}:
                 state[key] = rows[[saved_classes.index(name) for name in own_classes]]
     try:
-        return _load(model, state, source)
+        return _load(model, state, str(path))
     except UserError as error:
         raise UserError(f"{error}{_named(Path(path))}") from error
 
@@ -253,9 +249,9 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     place = type(network).__module__
     if not place.startswith("timm.models.") or not hasattr(sys.modules[place], "checkpoint_filter_fn"):
         return []
-    before = dict(state)
     with torch.no_grad():
         fitted = sys.modules[place].checkpoint_filter_fn(dict(state), network)
+    notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
     state.clear()
     state.update(fitted)
-    return [f"{key} fitted by timm" for key in fitted if key in before and fitted[key].shape != before[key].shape]
+    return notes

@@ -80,7 +80,7 @@ class EvalMetrics(nn.Module):
         self._names = list(own or {})
         self._own = nn.ModuleList(_metric(name, path, size) for name, path in (own or {}).items())
         self.with_macro = per_class
-        self.per_class: Tensor | None = None
+        self.per_class = torch.zeros(num_classes, 2, dtype=torch.long)
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
         self.is_finite = False
         """Whether the loss that `compute` gave last is finite. If not, the classes of NaN would count as answers."""
@@ -111,7 +111,6 @@ class EvalMetrics(nn.Module):
         If the loss is not finite, all of them are NaN.
         """
         values = {f"{prefix}/{name}": value for name, value in self._standard().items()}
-        assert self.per_class is not None
         self.is_finite = bool(values[f"{prefix}/loss"].isfinite())
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
@@ -132,7 +131,6 @@ class EvalMetrics(nn.Module):
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in percent, and their mean."""
-        assert self.per_class is not None
         counted = self.per_class.tolist()
         shares = [100 * right / images if images and self.is_finite else None for images, right in counted]
         known = [share for share in shares if share is not None]

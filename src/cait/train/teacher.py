@@ -69,9 +69,7 @@ def load_teacher(
     name, img_size = settings.teacher, None
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name, classes or ())
-        known = hparams["num_classes"]
-        img_size = hparams["img_size"]
-        own = (hparams["mean"], hparams["std"])
+        known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
     else:
         teacher = _of_timm(settings, student.num_classes)
         cfg = teacher.pretrained_cfg
