@@ -43,8 +43,7 @@ class Shards:
     def __post_init__(self) -> None:
         check_choice(self, {"order": ("published", "windowed")})
         check_range(self, "[1, inf)", "window")
-        if not self.cache_gb > 0:
-            raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
+        check_range(self, "(0, inf)", "cache_gb")
 
 
 GROUPS = {"data": "contrib.shards:Shards"}

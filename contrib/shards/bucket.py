@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cait import disk
-from cait.errors import UserError, one_line, tell_once, to_install
+from cait.errors import OutageError, UserError, one_line, tell_once, to_install
 from contrib.shards import INDEX
 
 PATIENCE = 600.0
@@ -19,12 +19,6 @@ PAUSES = (1.0, 15.0)
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """How long one try may wait for a connection, and for the next bytes."""
 GOOGLE = "https://storage.googleapis.com"
-
-
-class OutageError(UserError):
-    """A network or a service that does not answer: the same command may work later, so a scheduler may try it again."""
-
-    status = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class Piece(NamedTuple):

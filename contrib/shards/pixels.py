@@ -33,8 +33,7 @@ class Pixels:
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "max_side")
-        if not 1 <= self.quality <= 100:
-            raise UserError(f"quality must be from 1 to 100, got {self.quality}")
+        check_range(self, "[1, 100]", "quality")
         Reading(background=self.background)
 
     def __str__(self) -> str:

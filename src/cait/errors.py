@@ -30,6 +30,12 @@ class UserError(ValueError):
         return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
+class OutageError(UserError):
+    """A network or a service that does not answer: the same command may work later, so a scheduler may try it again."""
+
+    status = 75  # EX_TEMPFAIL of sysexits.h
+
+
 class OtherEndedError(UserError):
     """Another process of the run has ended, and says why: that one exits with 2, so a launcher can tell the cause."""
 

@@ -162,7 +162,7 @@ def test_a_failing_disk_ends_the_run_in_one_line(root: Path, tmp_path: Path, mon
     ("options", "words"),
     [
         (["--max_side=0"], "max_side must be at least 1"),
-        (["--max_side=40", "--quality=101"], "quality must be from 1 to 100, got 101"),
+        (["--max_side=40", "--quality=101"], "quality must be in [1, 100], got 101"),
         (["--quality=90"], "--quality is for --max_side without --raw"),
         (["--raw", "--quality=90"], "--quality is for --max_side without --raw"),
         (["--max_side=40", "--background=white"], "--exif_orientation and --background are for --raw"),

@@ -30,9 +30,9 @@ from cait.data.loader import TrainBatchSampler
 from cait.data.reading import load_image
 from cait.data.source import open_source
 from cait.disk import file_lock, scratch
-from cait.errors import UserError
+from cait.errors import OutageError, UserError
 from contrib.shards import Shards, bucket
-from contrib.shards.bucket import Bucket, OutageError, Piece
+from contrib.shards.bucket import Bucket, Piece
 from contrib.shards.source import ShardSource, Windowed
 
 
