@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urljoin
 from urllib.request import urlopen
 
-import chromium
 import numpy as np
 import onnxruntime
 import pytest
@@ -36,6 +35,7 @@ from cait.data.transforms import INTERPOLATIONS, NormalizeAndErase, Preprocessin
 from cait.errors import UserError
 from cait.settings import values
 from contrib.demo import verb, web_runtime
+from contrib.tests import chromium
 
 PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 JAVASCRIPT = """
@@ -317,17 +317,6 @@ def served(place: Path) -> Iterator[str]:
         server.shutdown()
 
 
-DROP = """
-const transfer = new DataTransfer();
-transfer.items.add(document.getElementById("test-input").files[0]);
-document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
-"""
-CHOOSE = """
-const input = document.createElement("input");
-input.type = "file";
-input.id = "test-input";
-document.body.append(input);
-"""
 TOP = """
 return [...document.querySelectorAll("#best li")].map(({ dataset }) => [+dataset.index, +dataset.probability]);
 """
@@ -348,13 +337,11 @@ class Page:
         browser.get(address)
         self.wait.until(lambda page: page.execute_script(SETTLED))
         assert browser.execute_script(STATUS) == ["Ready.", ""]
-        browser.execute_script(CHOOSE)
 
     def drop(self, path: Path) -> dict[int, float]:
         """Drop an image; returns the probabilities by class."""
         self.browser.execute_script("document.body.removeAttribute('data-done')")
-        self.browser.find_element("id", "test-input").send_keys(str(path.resolve()))
-        self.browser.execute_script(DROP)
+        chromium.drop(self.browser, path)
         self.wait.until(lambda page: page.execute_script(DONE))
         assert self.script("document.body.dataset.done") == path.name, self.browser.execute_script(STATUS)
         return {int(index): probability for index, probability in self.browser.execute_script(TOP)}
@@ -443,8 +430,7 @@ def test_the_page_gives_what_predict_gives(
     assert shown == pytest.approx(expected, abs=1e-3)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    page.browser.find_element("id", "test-input").send_keys(str(broken))
-    page.browser.execute_script(DROP)
+    chromium.drop(page.browser, broken)
     page.wait.until(lambda _: page.script("document.getElementById('error').textContent"))
     assert page.script("document.getElementById('error').textContent") == (
         "broken.png is not an image that this browser can read."

@@ -26,6 +26,7 @@ from cait.errors import UserError
 from cait.run.program import Program
 from cait.train.metrics import OneClass
 from contrib.serve import verb
+from contrib.tests import chromium
 
 pytest.importorskip("litserve")
 from contrib.serve.server import Classifier
@@ -151,13 +152,34 @@ def test_good_requests_get_the_classes_and_each_bad_one_a_line(
     assert server.memory() < 1.2 * before + 50
 
 
-def test_info_and_the_page_say_what_answers(server: Server) -> None:
+def test_info_says_what_answers(server: Server) -> None:
     status, info = server.ask("/info")
     assert (status, info["model"]["run"], len(info["model"]["classes"])) == (200, "digits", 10)
     assert info["model"]["preprocessing"]["img_size"] == 16
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=LIMIT) as answer:
-        assert b"Drop an image here" in answer.read()
     assert server.ask("/nothing") == (404, {"detail": "Not Found"})
+
+
+ROWS = "return [...document.querySelectorAll('li')].map((row) => row.textContent)"
+SAID = "return document.querySelector('[role=status]').textContent"
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_shows_what_a_dropped_image_is(width: int, server: Server, place: Path, tmp_path: Path) -> None:
+    image = next((place / "data/digits/val").glob("*/*.png"))
+    answer = server.ask("/predict", image.read_bytes())[1]
+    expected = [f"{row['class']} {100 * row['probability']:.1f} %" for row in answer["predictions"]]
+    (text := tmp_path / "text.png").write_text("no image")
+    with chromium.started(tmp_path / "browser", width) as browser:
+        browser.get(f"http://127.0.0.1:{server.port}/")
+        for path, shown in ((image, expected), (text, [])):
+            chromium.drop(browser, path)
+            until = time.monotonic() + LIMIT
+            while browser.execute_script(ROWS) != shown or browser.execute_script(SAID) == "…":
+                assert time.monotonic() < until, browser.execute_script(ROWS)
+            assert browser.execute_script(OVERFLOW) == 0
+        assert browser.execute_script(SAID) == server.ask("/predict", text.read_bytes())[1]["detail"]
+        assert browser.title == "digits: 10 classes"
 
 
 def test_too_many_at_a_time_are_told_to_come_again(server: Server) -> None:

@@ -8,6 +8,26 @@ from typing import Any
 
 import pytest
 
+CHOOSE = """
+const input = document.createElement("input");
+input.type = "file";
+document.body.append(input);
+return input;
+"""
+DROP = """
+const transfer = new DataTransfer(), [input] = arguments;
+transfer.items.add(input.files[0]);
+input.remove();
+document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+"""
+
+
+def drop(browser: Any, path: Path) -> None:
+    """Drop a file on the page."""
+    chosen = browser.execute_script(CHOOSE)
+    chosen.send_keys(str(path.resolve()))
+    browser.execute_script(DROP, chosen)
+
 
 @contextmanager
 def started(profile: Path, width: int = 1440) -> Iterator[Any]:
