@@ -238,7 +238,7 @@ def no_image_on_both_sides(trial: Trial, run: Path) -> Iterator[str]:
     both -= {hashlib.sha256(b"no picture").digest()}
     if made.situation.images == "folders":  # the user divides them
         told = trial.call("check", str(made.root))
-        both = {each for each in both if "copy.png" not in told.stdout + told.stderr}
+        both = {each for each in both if "copy." not in told.stdout + told.stderr}
     equal = f"{len(both)} equal files, and nothing says so"
     yield from hold(f"{law} (content)", not both or made.situation.images == "own", equal)
     several = ["always", CLASSES[1], CLASSES[3]]

@@ -11,9 +11,9 @@ from torchmetrics.classification import MulticlassRecall, MultilabelRecall
 
 
 class Net(nn.Module):
-    def __init__(self, img_size, num_classes):
+    def __init__(self, img_size, num_classes, in_chans=3):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.body = nn.Sequential(nn.Conv2d(in_chans, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(8 * ((img_size - 1) // 2) ** 2, num_classes)
 
@@ -27,7 +27,7 @@ class Pictures(torch.utils.data.Dataset):
     def __init__(self, split):
         folder = Path("pictures", split)
         self.classes = sorted(path.name for path in folder.iterdir())
-        self.items = [(str(path), self.classes.index(path.parent.name)) for path in sorted(folder.glob("*/*.png"))]
+        self.items = [(str(path), self.classes.index(path.parent.name)) for path in sorted(folder.glob("*/*.*"))]
         if split == "val":
             self.items[1] = (self.items[1][0], -1)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tifffile
 from allpairspy import AllPairs
 from PIL import Image
 
@@ -55,7 +56,7 @@ FACTORS: dict[str, Sequence[str]] = {
     "network": ("cait", "batchnorm", "own", "solved", "frozen"),
     "weights": ("none", "file", "run"),
     "resumed": ("no", "amid", "extended", "grown"),
-    "mode": ("color", "gray", "16 bit", "transparent"),
+    "mode": ("color", "gray", "16 bit", "transparent", "planes"),
     "place": ("absolute", "dot", "spaces", "accents"),
     "devices": ("1", "2", "3", "launcher"),  # which starts two, whatever the settings say
     "average": ("none", "0.9", "0.9999", "initial"),
@@ -141,13 +142,19 @@ def _digits() -> dict[int, list[np.ndarray]]:
     }
 
 
-def picture(label: int, number: int, mode: str) -> Image.Image:
-    """A noisy digit of 12 × 12 pixels. A transparent one is black everywhere: only on white can it be seen."""
+def picture(label: int, number: int, mode: str) -> Image.Image | np.ndarray:
+    """A noisy digit of 12 × 12 pixels. A transparent one is black everywhere: only on white can it be seen.
+
+    Planes are four, [12, 12, 4].
+    """
     gray = Image.fromarray(_digits()[label][number]).resize((12, 12), Image.Resampling.BICUBIC)
     if mode == "color":
         return Image.merge(
             "RGB", [gray, gray.point(lambda value: value // 2), gray.transpose(Image.Transpose.ROTATE_180)]
         )
+    if mode == "planes":
+        pixels = np.asarray(gray).astype(np.uint16) * 257
+        return np.dstack([pixels, pixels // 2, pixels[::-1, ::-1], np.full_like(pixels, 7)])
     if mode == "16 bit":
         return Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
     if mode == "transparent":
@@ -171,6 +178,11 @@ class Made:
     """The group of each image, by its name."""
 
     @property
+    def suffix(self) -> str:
+        """Of the images' files."""
+        return ".tif" if self.situation.mode == "planes" else ".png"
+
+    @property
     def holds_out(self) -> bool:
         """Whether `cait` divides the images itself."""
         return self.situation.images in ("held out", "table", "groups", "several")
@@ -179,12 +191,16 @@ class Made:
 def _save(made: Made, place: Path, label: int, numbers: Iterator[int], count: int) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for number in (next(numbers) for _ in range(count)):
-        picture(label, number, made.situation.mode).save(place / f"{label}-{number:03d}.png")
+        path, image = place / f"{label}-{number:03d}{made.suffix}", picture(label, number, made.situation.mode)
+        if isinstance(image, np.ndarray):
+            tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
+        else:
+            image.save(path)
 
 
 def _group(name: str) -> str:
     """Frames of a scene: the first class has one small scene and a large one, the others many."""
-    label, _, number = name.removesuffix(".png").partition("-")
+    label, _, number = Path(name).stem.partition("-")
     if not number.isdecimal():
         return name  # a copy's own
     return f"{label}/{min(int(number) // 3, 1) if label == '0' else int(number) // 2}"
@@ -194,7 +210,7 @@ def _labels(made: Made) -> None:
     """Write labels.csv for the images that are there."""
     situation, rows = made.situation, []
     for label, name in enumerate(CLASSES):
-        for path in sorted((made.folder / made.root / "all").glob(f"{label}-*.png")):
+        for path in sorted((made.folder / made.root / "all").glob(f"{label}-*{made.suffix}")):
             text = f"{name};always" if label % 2 else "always"
             row = [f"all/{path.name}", text if situation.images == "several" else name]
             if situation.images == "groups":
@@ -232,16 +248,16 @@ def _copy(made: Made) -> None:
     """Copy an image of each class under another name; where the user divides the images, from one part to the other."""
     place = made.folder / made.root
     for label, name in enumerate(CLASSES):
-        original = sorted(place.rglob(f"{label}-*.png"))[2]
+        original = sorted(place.rglob(f"{label}-*{made.suffix}"))[2]
         folder = place / "val" / name if made.situation.images in ("folders", "own") else original.parent
-        shutil.copy(original, folder / f"{label}-copy.png")
+        shutil.copy(original, folder / f"{label}-copy{made.suffix}")
     if made.situation.images in ("table", "groups", "several"):
         _labels(made)
 
 
 def _spoil(made: Made) -> None:
     """Make an image of each part unreadable."""
-    paths = sorted(path for path in (made.folder / made.root).rglob("*.png") if path.name.startswith("2-"))
+    paths = sorted((made.folder / made.root).rglob(f"2-*{made.suffix}"))
     for path in (paths[0], paths[-1]):
         path.write_bytes(b"no picture")
 
@@ -285,6 +301,8 @@ def _arguments(made: Made) -> Iterator[str]:
     yield from ("--model.schedule=constant", "--model.warmup_epochs=0", "--trainer.log_every_n_steps=1")
     yield from ("--trainer.callbacks+=own_things.Seen", "--save_every_n_steps=1")
     yield f"--data.root={'own_things:Pictures' if given.images == 'own' else made.root}"
+    if given.images == "own" and given.mode == "planes":  # a folder says by itself what it holds
+        yield "--data.reader=cait.extras.channels.planes:read"
     yield f"--data.batch_size={given.batch}"
     yield f"--data.num_workers={given.workers}"
     yield f"--trainer.precision={given.precision}"

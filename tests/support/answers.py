@@ -18,7 +18,7 @@ from harness import call, rows
 
 Answers = dict[str, str | None]
 """The class of each image by the image's real path; None if it cannot be read. Several classes are joined by ";"."""
-CANNOT = ("timm does not know", "the page cannot run an evaluation transform", "class folders that the model")
+CANNOT = ("timm does not know", "the page cannot run a reader or evaluation transform", "class folders that the model")
 """Refusals of a network or a data set that a verb is not for; its answers are then left out."""
 
 
