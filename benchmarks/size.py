@@ -39,9 +39,9 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6869, 6500),
     "lines of all source without tests": Limit(15702, 12500),
-    "lines of its tests": Limit(17055, 12900),
+    "lines of its tests": Limit(17073, 12900),
     "lines of contrib without tests": Limit(4516, 3900),
-    "lines of contrib's tests": Limit(3856, 3300),
+    "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),
