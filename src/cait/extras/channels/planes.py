@@ -20,6 +20,8 @@ from cait.extras.features import evenly
 
 SAMPLE = 500
 """Training images that are read for their mean, evenly over all."""
+MOST = np.float32(1e30)
+"""Larger numbers stand for none, as GDAL's -3.4e38, netCDF's 9.97e36 and infinity; their squares would be no float."""
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """How a TIFF file begins; the last two are of BigTIFF."""
 GDAL_NODATA = 42113
@@ -44,7 +46,9 @@ def read(image: Any, reading: Reading) -> Tensor:
 def numbers(
     data: bytes, in_chans: int, bands: Sequence[int] | None = None, nodata: float | None = None, window: Any = None
 ) -> np.ndarray:
-    """The numbers in a file as float32 [height, width, channels], NaN where one is missing. Raises any kind of error.
+    """The numbers in a file as float32 [height, width, channels], NaN where one is missing or beyond `MOST`.
+
+    Raises any kind of error.
 
     Args:
         in_chans: the channels of an array, if its first and its last axis may be them; otherwise the shorter one is.
@@ -72,7 +76,7 @@ def numbers(
     check_size(*pixels.shape[1::-1])
     planes = (pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1)).astype(np.float32)
     for value in (nodata, missing):
-        planes[np.isinf(planes) | (pixels == value)] = np.nan
+        planes[(np.abs(planes) > MOST) | (pixels == value)] = np.nan
     return planes if bands is None else planes[..., [*bands]]
 
 

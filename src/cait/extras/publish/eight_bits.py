@@ -67,6 +67,7 @@ def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
     if loaded.task.several:
         raise UserError("--int8 compares the accuracy of one class per image")
     held_out, data = loaded.validation(), loaded.data
+    held_out.unreadable.limit = None  # they do not count
     return _batches(data, held_out, SCORED), _batches(data, replace(held_out, samples=data.source.train), CALIBRATED)
 
 

@@ -21,7 +21,8 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_model_data_co
 
 import cait
 from cait.cli import main
-from cait.data.reading import load_image
+from cait.data import dataset
+from cait.data.reading import UnreadableImageError, load_image
 from cait.data.transforms import Augmentation
 from cait.errors import UserError
 from cait.extras.publish import eight_bits, exporting
@@ -179,6 +180,9 @@ def test_a_run_is_taken_out_raw_and_averaged(
     loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
     monkeypatch.setattr(Augmentation, "transform", None)  # images that calibrate are not augmented
     assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [360, 128]
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset, "load_image", lambda *_: (_ for _ in ()).throw(UnreadableImageError("no image")))
+        assert all((labels == dataset.NO_LABEL).all() for _, labels in eight_bits.images_of(loaded)[0])
     monkeypatch.setattr(exporting, "NEEDS", {"onnx": []})
     for run, several, why in (("alone.ckpt", False, "takes the images of a run"), ("a", True, "one class per image")):
         monkeypatch.setattr(OneClass, "several", several)
