@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6869, 6500),
-    "lines of all source without tests": Limit(15707, 12500),
-    "lines of its tests": Limit(17077, 12900),
+    "lines of all source without tests": Limit(15715, 12500),
+    "lines of its tests": Limit(17097, 12900),
     "lines of contrib without tests": Limit(4516, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),

@@ -3,7 +3,6 @@
 Whole numbers are divided by the largest of their type. Others stay as they are, and DICOM's are in its own units.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -24,6 +23,7 @@ MOST = np.float32(1e30)
 """Larger numbers stand for none, as GDAL's -3.4e38, netCDF's 9.97e36 and infinity; their squares would be no float."""
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """How a TIFF file begins; the last two are of BigTIFF."""
+PALETTE = "its colors are in a palette"
 GDAL_NODATA = 42113
 """The tag of a TIFF file for the value that stands for none."""
 
@@ -34,7 +34,8 @@ def read(image: Any, reading: Reading) -> Tensor:
     Raises any kind of error if they cannot be read, or are of another number.
     """
     with open_bytes(image) as file:
-        planes = numbers(file.read(MOST_BYTES), reading.in_chans, **reading.reader_args or {})
+        given: Any = {"upright": reading.exif_orientation} | (reading.reader_args or {})
+        planes = numbers(file.read(MOST_BYTES), reading.in_chans, **given)
     if reading.in_chans not in (0, planes.shape[2]):
         raise ValueError(f"it has {planes.shape[2]} channels, not {reading.in_chans}")
     found: Any = torch.from_numpy(planes).permute(2, 0, 1)
@@ -44,7 +45,7 @@ def read(image: Any, reading: Reading) -> Tensor:
 
 
 def numbers(
-    data: bytes, in_chans: int, bands: Sequence[int] | None = None, nodata: float | None = None, window: Any = None
+    data: bytes, in_chans: int, bands: Any = None, nodata: Any = None, window: Any = None, upright: bool = True
 ) -> np.ndarray:
     """The numbers in a file as float32 [height, width, channels], NaN where one is missing or beyond `MOST`.
 
@@ -55,6 +56,7 @@ def numbers(
         bands: the channels to take, from 0 on; None takes all.
         nodata: a value that stands for none, beside the file's own.
         window: of DICOM, its center and width, or "file" for what the file says.
+        upright: turn PNG and JPEG as their EXIF data say.
     """
     missing = None
     if data[128:132] == b"DICM":  # first: what precedes it may look like TIFF
@@ -68,9 +70,11 @@ def numbers(
             pixels = np.moveaxis(pixels, 0, -1)
     else:
         # Pillow has the bounds; torchvision decodes, because Pillow cuts colors to 8 bits.
-        with open_image(BytesIO(data)):
-            encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = decode_image(encoded, "UNCHANGED").permute(1, 2, 0).numpy()
+        with open_image(BytesIO(data)) as opened:
+            if opened.mode == "P":
+                raise ValueError(PALETTE)
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pixels = decode_image(encoded, "UNCHANGED", upright).permute(1, 2, 0).numpy()
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
         raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels")
     check_size(*pixels.shape[1::-1])
@@ -82,7 +86,7 @@ def numbers(
 
 def _tiff(data: bytes) -> tuple[np.ndarray, Any]:
     """The planes of a TIFF file, interleaved, one after the other or a page each, and its value for none."""
-    from tifffile import TiffFile
+    from tifffile import PHOTOMETRIC, TiffFile
 
     with TiffFile(BytesIO(data)) as opened:
         series = opened.series[0]  # others are smaller copies
@@ -90,6 +94,10 @@ def _tiff(data: bytes) -> tuple[np.ndarray, Any]:
             raise ValueError(f"its {series.size:,} numbers are too many")
         pixels = np.moveaxis(series.asarray(), [series.axes.index(axis) for axis in "YX"], [0, 1])
         page = series.keyframe
+        if page.photometric == PHOTOMETRIC.PALETTE:
+            raise ValueError(PALETTE)
+        if page.photometric == PHOTOMETRIC.MINISWHITE and pixels.dtype.kind == "u":
+            pixels = np.iinfo(pixels.dtype).max - pixels
         return np.atleast_3d(pixels), page.nodata if GDAL_NODATA in page.tags else None
 
 
@@ -103,7 +111,7 @@ def _dicom(data: bytes, window: Any) -> np.ndarray:
     if held.Columns * held.Rows * held.SamplesPerPixel * frames > MOST_BYTES // 4:
         raise ValueError(f"its {frames:,} frames of {held.Columns:,} × {held.Rows:,} pixels are too large")
     if held.PhotometricInterpretation == "PALETTE COLOR":
-        raise ValueError("its colors are in a palette")
+        raise ValueError(PALETTE)
     values = apply_modality_lut(stored := held.pixel_array, held)
     if window is not None:
         if window != "file":

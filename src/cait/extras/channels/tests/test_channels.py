@@ -11,16 +11,17 @@ import pytest
 import torch
 import yaml
 from harness import REPO, rows
-from PIL import Image
+from PIL import ExifTags, Image
 from same import same
 from timm.data import create_transform
 
 import cait
 from cait.cli import main
 from cait.data.dataset import seed_generators
+from cait.data.reading import Reading
 from cait.errors import UserError
 from cait.extras.channels import CHANNELS, holds_planes, settings_for
-from cait.extras.channels.planes import numbers
+from cait.extras.channels.planes import numbers, read
 
 tifffile, pydicom = pytest.importorskip("tifffile"), pytest.importorskip("pydicom")
 READER = "cait.extras.channels.planes:read"
@@ -73,6 +74,25 @@ def test_numbers_are_those_of_the_file(kind: str) -> None:
     data, planes = FILES[kind]
     most = np.iinfo(planes.dtype).max if planes.dtype.kind == "u" else 1
     assert np.array_equal(numbers(data, planes.shape[2]), (planes / most).astype(np.float32))
+
+
+def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
+    gray, exif = FIVE[..., 0] // 256, Image.Exif()
+    assert np.array_equal(
+        numbers(tiff(gray.astype(np.uint8), photometric="miniswhite"), 1)[..., 0], (255 - gray) / np.float32(255)
+    )
+    colors = np.zeros((3, 256), np.uint16)
+    Image.fromarray(gray.astype(np.uint8)).convert("P").save(tmp_path / "p.png")
+    for file in (
+        tiff(gray.astype(np.uint8), photometric="palette", colormap=colors),
+        (tmp_path / "p.png").read_bytes(),
+    ):
+        with pytest.raises(ValueError, match="its colors are in a palette"):
+            numbers(file, 1)
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "turned.png", exif=exif)
+    for upright, size in ((True, (1, 9, 6)), (False, (1, 6, 9))):
+        assert read(tmp_path / "turned.png", Reading(upright, reader=READER, in_chans=1)).shape == size
 
 
 CASES = ("CT_small", "MR_small", "MR_small_RLE", "MR_small_bigendian", "JPEG2000", "SC_rgb_rle_16bit", "liver_1frame")
