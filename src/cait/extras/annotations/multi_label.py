@@ -49,9 +49,7 @@ class MultiLabel(OneClass):
 class MultiLabelLoss(nn.Module):
     """Binary cross entropy, a mean over images and classes; targets are shares [B, num_classes].
 
-    Args:
-        label_smoothing: ε of (1 - ε) · target + ε / 2.
-        weights: of the positive part of each class, [num_classes]; checkpoints do not hold them.
+    The weights [num_classes] are of the positive part of each class; checkpoints do not hold them.
     """
 
     weights: Tensor | None

@@ -70,9 +70,8 @@ def open_test(source: Any) -> ExtraSet | None:
 def real_labels(samples: Samples) -> Tensor | None:
     """All right classes of each of ImageNet's validation images ("Are we done with ImageNet?", arXiv 2006.07159).
 
-    Returns:
-        timm's copy of the labels, [len(samples), most of an image], padded with -1; None if these are not the 50,000
-        images, or have other names than ILSVRC2012_val_00000001.JPEG.
+    It is timm's copy, [len(samples), most of an image], padded with -1; None if these are not the 50,000 images, or
+    have other names than ILSVRC2012_val_00000001.JPEG.
     """
     names = [Path(samples.name(index)).name for index in range(len(samples))]
     try:

@@ -79,9 +79,8 @@ class Evaluation(Callback):
         self.scores: dict[str, Scores] = {}
         self.only: Sequence[int] | None = None
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
-        self._several = scoring.module.task.several
         self._hooks: list[RemovableHandle] = []
-        if self._several and self.extra:
+        if scoring.module.task.several and self.extra:
             raise UserError("--extra scores class folders, and an image of this run may have several classes")
         self._sets = {name: open_extra(Path(place), self.data.class_names) for name, place in self.extra.items()}
         if TEST not in self._sets and (test := open_test(self.data.source)) is not None:
@@ -96,7 +95,7 @@ class Evaluation(Callback):
         networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
         networks = {name: network for name, network in networks.items() if network is not None}
         self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]
-        counted = [] if self._several else networks  # what is counted here is of one class per image
+        counted = [] if pl_module.task.several else networks  # what is counted here is of one class per image
         self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted}
 
     def _leave_out(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:

@@ -138,13 +138,9 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
 
 
 def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> Any:
-    """Images [B, ...] and labels [B], the images in `memory` if it has room; and what to erase.
+    """Images [B, ...] and labels [B], the images in `memory` if it has room.
 
-    Args:
-        samples: pairs of an image and its class. An image is a tensor, or a tensor and the box to erase.
-
-    Returns:
-        images and labels; and if the images came with boxes, a list of (place in the batch, box).
+    If the samples' images are pairs of a tensor and a box to erase, a list of (place in the batch, box) follows.
     """
     images, labels = map(list, zip(*samples, strict=True))
     rest: list[Any] = [np.array(labels)]
@@ -169,10 +165,6 @@ class SharedBatches:
     A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
     the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
     the next one as PyTorch does.
-
-    Args:
-        places: number for each worker: the batches that it has ready, and HELD more.
-        size: bytes of a batch.
     """
 
     def __init__(self, workers: int, places: int, size: int) -> None:

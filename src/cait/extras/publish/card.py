@@ -20,6 +20,8 @@ Write a model card of a run, README.md as the Hugging Face Hub shows it, with th
 settings, the curves and how to use the model. With OWNER/NAME timm's files are written beside it; then
 `hf upload OWNER/NAME FOLDER` puts all on the Hub."""
 README, CURVES = "README.md", "curves.png"
+Content = Mapping[str, Any]
+"""What a file holds."""
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
 """Settings that are places on this machine."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -85,13 +87,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
 
 
 def text(
-    repo: str,
-    scores: Mapping[str, Any],
-    about: Mapping[str, Any],
-    config: Mapping[str, Any],
-    images: int | None,
-    license: str | None,
-    tables: Sequence[plugins.Results],
+    repo: str, scores: Content, about: Content, config: Content, images: Any, license: str | None, tables: Any
 ) -> str:
     """The card by card.jinja: `about` is evaluation.json, `scores` its part, `images` are those that trained."""
     import yaml
@@ -113,7 +109,7 @@ def text(
     return f"{ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)}\n"
 
 
-def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], license: str | None) -> Any:
+def _metadata(repo: str, scores: Content, config: Content, license: str | None) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     name, several = _data_name(config), "mAP" in scores
@@ -137,7 +133,7 @@ def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], l
     )
 
 
-def _results(scores: Mapping[str, Any]) -> str:
+def _results(scores: Content) -> str:
     sets = {"validation images": scores}
     sets |= {"ReaL": scores["real"]} if "real" in scores else {}
     sets |= scores.get("extra", {})
@@ -154,19 +150,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _data_name(config: Mapping[str, Any]) -> str:
+def _data_name(config: Content) -> str:
     """The public name of a data set, or the last part of its path: the rest is private."""
     root = str(config["data"]["root"])
     return root if root.startswith(("torch/", "hfds/")) else root.rstrip("/").rpartition("/")[2]
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(config: Content) -> dict[str, Any]:
     shown = {name: config.get(name) for name in ("seed_everything", "model", "data")}
     trainer = config.get("trainer") or {}
     return _public(shown | {"trainer": {name: trainer.get(name) for name in TRAINER}})
 
 
-def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _public(settings: Content) -> dict[str, Any]:
     """Without settings that have no value, and those that are places on this machine."""
     return {
         name: _public(value) if isinstance(value, dict) else value

@@ -110,12 +110,9 @@ def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device
 
 
 def verdict(head: float, scratch: float, images: int, part: float, epochs: int) -> str:
-    """Who has won, WEIGHTS or SCRATCH, empty if nobody has yet.
+    """Who has won, WEIGHTS or SCRATCH, empty if nobody has yet, by the figures of both in [0, 1].
 
-    Args:
-        head, scratch: the figure of the solved head, and the best of the run from scratch, in [0, 1].
-        images: to validate on.
-        part, epochs: of its share of the time that the run from scratch has had, and those that it has trained.
+    The run from scratch has had this `part` of its share of the time, and trained so many epochs.
     """
     if scratch - head > noise(head, scratch, images):
         return SCRATCH

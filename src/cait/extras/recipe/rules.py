@@ -26,11 +26,7 @@ UNMIXED: dict[str, Any] = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_s
 LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
 MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
-STRONG = MIXED | {
-    "data.auto_augment": "rand-m6-mstd0.5-inc1",
-    "data.scale": [0.35, 1.0],
-    "data.mix_prob": 0.3,
-}
+STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
