@@ -141,7 +141,8 @@ def check_inside(folder: Path) -> None:
             with suppress(FileNotFoundError):  # a run that trains replaces its files
                 mode = path.lstat().st_mode
                 if S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(home):
-                    raise UserError(f"{path} is a link out of the run's folder: put what it leads to in its place")
+                    remedy = "this account might write there; put what it leads to in its place"
+                    raise UserError(f"{path} is a link out of the run's folder: {remedy}")
                 if not (S_ISLNK(mode) or S_ISREG(mode) or S_ISDIR(mode)):
                     raise UserError(f"{path} is not a regular file: take it out of the run's folder")
 

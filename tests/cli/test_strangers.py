@@ -599,7 +599,7 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "weights: an average": (
         "eval",
         weights(lambda c: c["callbacks"].update(EMA={"x": 1})),
-        "the moving average in logs/bad/checkpoints/best.ckpt: ",
+        "the moving average in logs/bad/checkpoints/best.ckpt cannot be used",
     ),
     "weights: a bit": ("predict", flipped, "best.ckpt is damaged"),
     "weights: a bit, to score": ("eval", flipped, "best.ckpt is damaged"),

@@ -92,7 +92,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         (dict(val_fraction=1), "val_fraction"),
         (dict(mean=[0.5]), "mean and std take three"),
         (dict(mean=[0.1, 0.2, 0.3], in_chans=1), "mean and std take one number each"),
-        (dict(in_chans=2), "--model.fields.in_chans 2: other channels than 1 or 3 need data.reader"),
+        (dict(in_chans=2), r"--model.fields.in_chans 2: images have 3 channels \(RGB\) or 1 \(gray\)"),
         (dict(scale=(1.0, 0.08)), r"scale is a range, the smaller first, got \[1.0, 0.08\]"),
         (dict(mix_mode="element"), "mix_mode must be one of batch, pair, elem"),
         (dict(balance="half"), "balance must be one of sqrt, full, null"),
@@ -230,7 +230,7 @@ TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
         (
             TWO_FOLDERS.replace("train", "Trn"),
             {},
-            "has val, and no train to train on; if val is a class add --data.val_split none",
+            "has val, and no train; training images belong in {root}/train",
         ),
         ("val/a/1.png val/b/2.png", {}, "has val, and no train"),
         ("a/1.png a/2.png b/1.txt", {}, "no images in the class folder {root}/b; left out: other files"),

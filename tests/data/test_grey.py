@@ -80,7 +80,7 @@ def test_a_run_is_saved_and_used_as_it_was_trained(two_classes: Path, tmp_path: 
 
 
 def test_a_module_and_a_data_module_of_other_channels_are_refused(two_classes: Path) -> None:
-    with pytest.raises(UserError, match="the network has in_chans 1, the data module 3"):
+    with pytest.raises(UserError, match="the network has in_chans 1, the data module 3: give both the same"):
         trainer(max_steps=1).fit(CaiTModule(**ONE), module(two_classes, in_chans=3))
 
 

@@ -78,7 +78,7 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
         torch.save(content, tmp_path / "x.pth")
         with pytest.raises(UserError, match=words):
             load_weights(cait.create_model(**SMALLEST), tmp_path / "x.pth")
-    with pytest.raises(UserError, match=r"is a folder: name a file of weights in it"):
+    with pytest.raises(UserError, match=r"is a folder: name a file of weights in it, as x.pth"):
         read_weights(tmp_path)
 
 
@@ -109,12 +109,13 @@ def test_weights_are_finite_floats(change: Any, words: str | None, at: int, tmp_
         (lambda path: torch.save({"acc": np.float64(1), "model": {}}, path), r"holds numpy\.\S+, which is neither"),
         (lambda path: torch.save(torch.nn.Linear(2, 2), path), r"holds torch\.nn\.\S+\.Linear, which is neither"),
         (lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path), r"a TorchScript archive.*state_dict\(\)"),
+        (lambda path: path.write_text('{"weight_map": {}}'), "is JSON: name a file of tensors"),
         (lambda path: torch.save({"state_dict": {"a": torch.ones(1)}}, path), "name it with --model.weights"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_why_a_file_cannot_be_read_is_told(save: Any, words: str, tmp_path: Path) -> None:
-    save(path := tmp_path / "x.pt")
+    save(path := tmp_path / f"x.{'json' if 'JSON' in words else 'pt'}")
     with pytest.raises(UserError, match=rf"^{path} (cannot be read as|is not a whole).*{words}"):
         (ckpt.read_checkpoint if "--model" in words else read_weights)(path)
 

@@ -146,7 +146,7 @@ def test_a_failed_start_leaves_nothing(
     def files() -> list[Path]:
         return sorted(tmp_path.rglob("*"))
 
-    assert "do not fill one batch" in refused(*fit, "--data.batch_size=100000")
+    assert "do not fill one batch of 100000" in refused(*fit, "--data.batch_size=100000")
     assert "nowhere.pth do not exist" in refused(*fit, "--run_name=b", "--model.weights=nowhere.pth")
     assert "`val_check_interval` (99999) must be less" in refused(*fit, "--trainer.val_check_interval=99999")
     assert files() == [tmp_path / "logs"]

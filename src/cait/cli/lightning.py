@@ -200,7 +200,8 @@ class CaiTCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
             if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
-                raise UserError("nothing to score: give --ckpt_path or --model.weights FILE, or `cait eval RUN`")
+                ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
+                raise UserError(f"nothing to score: {ways}")
         else:
             self.checkpoint = config.ckpt_path
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
@@ -337,7 +338,8 @@ class CaiTCLI(LightningCLI):
         for name in getattr(self.datamodule.source, "divided_by", ()):
             was, now = before.get(name), self.config.fit.data.get(name)
             if name in before and was != now and self.datamodule.validation_path.is_file():
-                raise UserError(f"a run keeps its split: leave out --data.{name}, which was {was}, or start a new run")
+                kept = f"the run validates on the images of {self.datamodule.validation_path}"
+                raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
         self.datamodule.keep_held_out()
 
 

@@ -68,7 +68,8 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         is_own = preprocessing.reading.reader or self.has_own_eval_transform
         if (channels := preprocessing.reading.in_chans) not in (1, 3) and not is_own:
-            raise UserError(f"--model.fields.in_chans {channels}: other channels than 1 or 3 need data.reader")
+            why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -230,7 +231,8 @@ class ImageNetDataModule(LightningDataModule):
         how = (self.batch_size, self.seed, self.repeats, rank, world_size)
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
         if len(sampler) == 0:
-            raise UserError(f"{len(self.train_images)} training images do not fill one batch; lower --data.batch_size")
+            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            raise UserError(f"{len(self.train_images)} training images {lacks}")
         settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
@@ -335,7 +337,8 @@ class ImageNetDataModule(LightningDataModule):
         self.batch_size, left = divmod(images, parts)
         if left or self.batch_size < 1 or (self.mixing.is_on and self.batch_size % 2):
             batches = f"{parts} batches (processes × accumulation), of even numbers for Mixup and CutMix"
-            raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}")
+            remedy = "change it, or set --data.global_batch false"
+            raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
         self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
 
     def _position(self) -> tuple[int, int]:

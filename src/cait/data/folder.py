@@ -86,16 +86,18 @@ class FolderSource:
             raise UserError(f"the data folder {root} {what}; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
         if train is None and val is not None and class_folders(val):
-            is_class = f"if {val.name} is a class add --data.val_split none"
-            raise UserError(f"{root} has {val.name}, and no {splits.train_split} to train on; {is_class}")
+            remedy = f"training images belong in {root / splits.train_split}/<class>/"
+            remedy += f"; if {val.name} is a class add --data.val_split none"
+            raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
         if train is None:
             return root, None
         others = [root / name for name in class_folders(root) if root / name not in (train, val)]
         if others and not any(class_folders(folder) for folder in (train, val) if folder):
             return root, None
         if val is None:
+            place = root / splits.val_split
             remedy = f"give --data.root {train} to hold out a part, or if that is a class --data.train_split none"
-            raise UserError(f"{root / splits.val_split} does not exist; {remedy}")
+            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/; {remedy}")
         return train, val
 
     @property
@@ -121,7 +123,8 @@ class FolderSource:
         folder, _ = self.split_folders()
         names = [*class_folders(folder)]
         if len(names) < 2:
-            raise UserError(f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/")
+            needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
+            raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
         if odd := [name for name in names if not disk.is_text(name)]:
             raise UserError(f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it")
         return names
@@ -232,7 +235,8 @@ def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files
     for sample in images:
         parts[composed(sample[0]) in listed].append(sample)
     if missing := sorted(listed - {composed(path) for path, _ in parts[1]}):
-        raise UserError(f"{val_list} names images that are not in {root}: {abbreviate(missing)}")
+        problem = f"names images that are not in {root}: {abbreviate(missing)}"
+        raise UserError(f"{val_list} {problem}; put them back, or take their lines out of the file")
     if not listed:
         raise UserError(f"{val_list} names no images to hold out")
     return Files(parts[0]), Files(parts[1])

@@ -74,7 +74,8 @@ def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) ->
 def _read(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file of weights in it")
+        held = ", ".join(file.name for file in sorted(path.iterdir()) if file.suffix in ckpt.WEIGHTS)
+        raise UserError(f"{path} is a folder: name a file of weights in it{held and f', as {held}'}")
     ckpt.check_weights(path)
     try:
         if path.suffix != ".safetensors":
@@ -86,7 +87,9 @@ def _read(path: str | Path) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path} cannot be read as weights{ckpt.why_unread(error)}") from error
+        is_json = path.suffix == ".json"  # timm's, or the index of a network in several files
+        why = "; it is JSON: name a file of tensors, and if there are several shards, join them into one"
+        raise UserError(f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(error)}") from error
 
 
 def load_weights(

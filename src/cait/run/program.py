@@ -97,8 +97,9 @@ class Processes:
                 store.wait([f"{place}/all have read"])
             return told
         except RuntimeError as error:  # torch's errors of the network
+            address = f"{cluster.main_address}:{cluster.main_port}"
             why = str(error).splitlines()[0]
-            raise OtherEndedError(f"another process of the run cannot be reached: {why}") from error
+            raise OtherEndedError(f"another process of the run cannot be reached at {address}: {why}") from error
 
     def of_first(self, make: Callable[[], str]) -> str:
         """What `make` gives in the first process."""

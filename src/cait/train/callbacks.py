@@ -105,8 +105,8 @@ class EMA(Callback):
             try:
                 self.average.load_state_dict(self._loaded)
             except (RuntimeError, TypeError) as error:
-                told = one_line(error)[:200]
-                raise UserError(f"the moving average in {pl_module.trainer.ckpt_path}: {told}") from error
+                path = f"the moving average in {pl_module.trainer.ckpt_path}"
+                raise UserError(f"{path} cannot be used: {one_line(error)[:200]}") from error
             self._loaded = {}
         self.metrics = pl_module.new_metrics().to(pl_module.device)
 
@@ -152,9 +152,8 @@ class EMA(Callback):
         elif self.initial:
             self._first = checkpoint["callbacks"].get(INITIAL, {})
             if not self._first and self.decay is not None:
-                raise UserError(
-                    f"{trainer.ckpt_path} does not hold the weights that its run started from: no --ema.initial"
-                )
+                lacks = f"{trainer.ckpt_path} does not hold the weights that its run started from"
+                raise UserError(f"--ema.initial true: {lacks}; take it from the first step on")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

@@ -199,7 +199,8 @@ class CaiTModule(LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if (rate := self.hparams["lr"]) != self.schedule.lr:  # as Lightning's LearningRateFinder sets it in a run
-            raise UserError(f"hparams.lr became {rate:g} in the run: find it before, and give it as --model.lr")
+            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
+            raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""

@@ -76,7 +76,8 @@ def load_teacher(
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
     if len(students[0]) not in (1, wanted := len(own[0])):
-        raise UserError(f"the teacher {name} takes {wanted} channels, the student {len(students[0])}")
+        problem = f"the teacher {name} takes {wanted} channels, the student {len(students[0])}"
+        raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
     return Teacher(teacher, own, img_size, students)
