@@ -70,10 +70,12 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
     state = cait.create_model(**SMALLEST).state_dict()
     both = {f"{prefix}{key}": value for prefix in ("a.", "b.") for key, value in state.items()}
     part = {f"net.{key}": value for key, value in state.items() if key != "norm.weight"}
+    others = {f"layer{number}.weight": torch.ones(1) for number in range(9)}
     for content, words in (
         ({"one": state, "two": state}, "holds no weights; it has one, two"),
         (both, "behind each of a., b.: save those of one alone"),
         (part, "x.pth is of another network: norm.weight is missing in it"),
+        (others, "x.pth, with the names layer0.weight, layer1.weight, layer2.weight and 6 more, is of another network"),
     ):
         torch.save(content, tmp_path / "x.pth")
         with pytest.raises(UserError, match=words):

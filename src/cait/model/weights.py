@@ -109,13 +109,15 @@ def load_weights(
     state, saved_classes = read_weights(path, ema)
     own = model.state_dict()
     state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys(), path)
+    names = abbreviate([f"{name:.60}" for name in state])
+    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {names},"
     if saved_classes and own_classes and saved_classes != [*own_classes]:
         for key in classifier_keys(model):
             rows = state.pop(key, None)
             if rows is not None and {*saved_classes} == {*own_classes}:
                 state[key] = rows[[saved_classes.index(name) for name in own_classes]]
     try:
-        return _load(model, state, str(path))
+        return _load(model, state, source)
     except UserError as error:
         raise UserError(f"{error}{_named(Path(path))}") from error
 
