@@ -104,10 +104,9 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
             # One of the model that is set stays, and is refused: without it the run would be another.
             must_stay = {key for key, value in settings.items() if group == "model" and value}
             stay = must_stay | {key for key in settings if f"{group}.{key}" in known}
-            kept[group] = {key: value for key, value in settings.items() if key in stay}
+            kept[group] = {key: settings[key] for key in settings if key in stay}
     held = flatten(kept)
-    absent = {name: value for name, value in flatten(config).items() if name not in held}
-    return kept, [name for name, value in absent.items() if value not in OFF]
+    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
 
 
 def without_classes(config: Settings) -> Settings:

@@ -37,8 +37,7 @@ class Processes:
     Lightning starts are on one machine, and are not connected yet: each answers for itself.
     """
 
-    def __init__(self) -> None:
-        self._store: Store | None = None
+    _store: Store | None = None
 
     def cluster(self) -> ClusterEnvironment | None:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.

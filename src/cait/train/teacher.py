@@ -87,9 +87,8 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
     """The network of a run with the weights that chose it, in the order of `classes`, and its hyper-parameters."""
     checkpoint = ckpt.read_checkpoint(path)
     hparams = checkpoint.get("hyper_parameters", {})
-    disk.check_shape(
-        hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
-    )
+    shape = ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}
+    disk.check_shape(hparams, shape, Path(path), "hyper_parameters")
     name = hparams["name"]
     signed = references.PATH.findall(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
     if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's
@@ -112,11 +111,9 @@ def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:
 
     name, path = settings.teacher.removeprefix(TIMM), settings.teacher_path
     overlay = {"file": path, "num_classes": num_classes} if path else None
-    fields = settings.teacher_fields or {}
+    how: dict[str, Any] = {**(settings.teacher_fields or {}), "pretrained": True, "pretrained_cfg_overlay": overlay}
     try:
-        return network.in_channels_last(
-            timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
-        )
+        return network.in_channels_last(timm.create_model(name, **how))
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error
