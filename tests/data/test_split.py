@@ -109,7 +109,8 @@ def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) ->
     settings = ["--data.root=.", "--data.batch_size=16", "--trainer.max_epochs=1", "--data.num_workers=0"]
     settings += [f"--trainer.default_root_dir={logs}"] if logs != "logs" else []
     main(["fit", *SMALL, *settings, "--run_name=a"])
-    for place in (f"{logs}/a/drawn.png", f"{logs}/drawn.png", f"{logs}/many/fold-0/.lock"):
+    written = (f"{logs}/a/drawn.png", f"{logs}/drawn.png", f"{logs}/many/fold-0/.lock", "__pycache__/my_net.pyc")
+    for place in written:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next((digits_root / "val/0").iterdir()), place)
     held = Path(f"{logs}/a/validation.csv").read_text()

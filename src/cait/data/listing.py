@@ -25,8 +25,8 @@ ARRAYS = (".npy", ".dcm", ".dicom")
 """Suffixes of what a `reader` may read; they are listed where there is nothing else."""
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
-HIDDEN = (".", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-"""Prefixes of names that programs make: viewers, macOS's archives, Synology's and QNAP's disks, Windows, ext4."""
+HIDDEN = (".", "__pycache__", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE", "System Volume", "lost+found")
+"""Prefixes of names that programs make: Python, viewers, macOS's archives, disks of Synology, QNAP, Windows, ext4."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""
