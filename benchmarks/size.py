@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6878, 6500),
-    "lines of all source without tests": Limit(15702, 12500),
+    "lines of all source without tests": Limit(15703, 12500),
     "lines of its tests": Limit(17101, 12900),
     "lines of contrib without tests": Limit(4516, 3900),
     "lines of contrib's tests": Limit(3884, 3300),

@@ -26,7 +26,8 @@ class UserError(ValueError):
     def __str__(self) -> str:
         """On one line, whatever the message quotes. A worker of a DataLoader puts its traceback before the message."""
         text = super().__str__()
-        return one_line(found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text)
+        text = found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text
+        return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 class OutageError(UserError):

@@ -395,7 +395,7 @@ def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -
     ("images", "source", "words"),
     [
         (2, "none", "2 training images are too few to learn from"),
-        (12, "w.pth", "w.pth is of another network: "),
+        (12, "w.pth", "w.pth, with the names a.weight, is of another network: "),
         (12, "w.pth", "in the model; --model.name says which network to train, here xxs24"),
     ],
 )
