@@ -37,8 +37,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6878, 6500),
-    "lines of all source without tests": Limit(15703, 12500),
+    "lines of model, data, train, run and cli": Limit(6880, 6500),
+    "lines of all source without tests": Limit(15705, 12500),
     "lines of its tests": Limit(17101, 12900),
     "lines of contrib without tests": Limit(4516, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
@@ -46,7 +46,7 @@ LIMITS = {
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),
     "files of a batch": Limit(8, 8),
-    "lines of a batch": Limit(1918, 1760),
+    "lines of a batch": Limit(1920, 1760),
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1449, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),

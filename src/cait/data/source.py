@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -122,5 +121,8 @@ def write_digits(root: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             gray = np.round(pixels * (255 / 16)).astype(np.uint8)
             Image.fromarray(gray).save(folder / f"{number:04d}.png")
-        with suppress(OSError):  # another run was quicker
+        try:
             written.rename(root)  # replaces an empty folder too
+        except OSError:
+            if not (root / "val").is_dir():  # otherwise another run was quicker
+                raise
