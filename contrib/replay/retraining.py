@@ -14,14 +14,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
-from cait import disk, plugins, references
+from cait import disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.train.callbacks import StepSeed
 from contrib.replay import contact_sheet
-from contrib.replay.step_record import KeptRows, StepRecord
+from contrib.replay.step_record import KeptPlan, KeptRows, StepRecord
 from contrib.replay.training_batches import TrainingBatches
 
 NEVER = 2**31
@@ -68,14 +68,14 @@ class ReplayCLI(CaiTCLI):
         start = self.checkpoint_step or 0
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
-        self.kept, self.record = KeptRows(), StepRecord(start, self.steps, self.asked.planned)
+        self.kept, self.record = KeptRows(), StepRecord(start, self.steps)
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
         callbacks.append(UnreadableReport(self.datamodule))
-        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
-        if self.model.hparams.get("solve_head"):  # before the first step, if that is where it begins
-            callbacks.append(references.locate("cait.extras.pretrained.solve:SolveHead")())
+        callbacks += plugins.step_callbacks(self.model, self.datamodule)
+        if self.asked.planned:
+            callbacks.append(KeptPlan(**self.asked.planned))
         if sys.stdout.isatty():
             kwargs["enable_progress_bar"] = True
         named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]

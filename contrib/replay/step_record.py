@@ -31,17 +31,34 @@ class KeptRows(DummyLogger):
         self.rows.setdefault(step, {}).update(metrics)
 
 
+class KeptPlan(Callback):
+    """Plan the epochs as the run did: `before` of them at first, and `epochs` once `step` steps are done."""
+
+    def __init__(self, before: int, epochs: int, step: int, **_: Any) -> None:
+        self.before, self.epochs, self.step = before, epochs, step
+
+    def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
+        if trainer.global_step <= self.step:
+            trainer.fit_loop.max_epochs = self.before
+            for each in trainer.lr_scheduler_configs:
+                each.scheduler.load_state_dict(each.scheduler.state_dict())
+            self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
+        if trainer.global_step == self.step:
+            end_after(self.epochs, trainer)
+
+
 class StepRecord(Callback):
     """Note the batches, the losses and the gradients of some steps, and stop after them.
 
     Args:
         start: optimizer steps that are done when training starts.
         wanted: the steps to note; they count from 0, as in metrics.csv.
-        planned: the "epochs" that the run planned anew after "step" steps, and how many there were "before".
     """
 
-    def __init__(self, start: int, wanted: range, planned: Any = None) -> None:
-        self.start, self.wanted, self.planned = start, wanted, planned
+    def __init__(self, start: int, wanted: range) -> None:
+        self.start, self.wanted = start, wanted
         self.batches: dict[int, list[tuple[int, int]]] = {}
         """(epoch, batch) of each batch of a step."""
         self.gradients: dict[int, dict[str, float]] = {}
@@ -56,12 +73,6 @@ class StepRecord(Callback):
                 "give the same command again"
             )
 
-        if self.planned and self.start <= self.planned["step"]:  # the plan is still to come, or just made
-            trainer.fit_loop.max_epochs = self.planned["before"]
-            for each in trainer.lr_scheduler_configs:
-                each.scheduler.load_state_dict(each.scheduler.state_dict())
-            self.on_train_epoch_end(trainer, pl_module)
-
         @torch.no_grad()
         def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
             if trainer.global_step in self.wanted:
@@ -71,10 +82,6 @@ class StepRecord(Callback):
 
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(note)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
-        if self.planned and trainer.global_step == self.planned["step"]:
-            end_after(self.planned["epochs"], trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: CaiTModule, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         if trainer.global_step in self.wanted:

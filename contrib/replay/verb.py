@@ -85,19 +85,18 @@ def _choose_start(asked: Namespace) -> None:
 def _kept_start(asked: Namespace) -> Iterator[None]:
     """Set `asked.ckpt_path` to a link to the checkpoint or a copy: a run that still trains replaces its own."""
     asked.output.mkdir(parents=True, exist_ok=True)  # callbacks of the run may write there
-    is_kept = asked.start is not None and not asked.ckpt_path
+    kept = disk.scratch(asked.output / "start.ckpt")
     try:
-        if is_kept:
-            asked.ckpt_path = disk.scratch(asked.output / "start.ckpt")
+        if asked.start and not asked.ckpt_path:
             try:
-                os.link(asked.start, asked.ckpt_path)
+                os.link(asked.start, kept)
             except OSError:  # the file system has no links
-                shutil.copyfile(asked.start, asked.ckpt_path)
-            sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from it too
+                shutil.copyfile(asked.start, kept)
+            asked.ckpt_path = kept
+            sys.argv += ["--ckpt_path", str(kept)]  # the processes that Lightning starts begin from it too
         yield
     finally:
-        if is_kept:
-            disk.remove(asked.ckpt_path)
+        disk.remove(kept)
         with contextlib.suppress(OSError):  # it holds something
             asked.output.rmdir()
 

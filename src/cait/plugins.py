@@ -30,7 +30,7 @@ KINDS = {
     'or {"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
     "add_settings": "(line, program): adds settings to a command line before it is parsed; see cait.cli.options.Line",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
-    "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
+    "step_callbacks": "(module, data) -> list[Callback]: what decides how steps are computed, also when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
     "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see ImageNetDataModule.pipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.attention.backend_named`',
@@ -130,6 +130,11 @@ def of_kind(kind: str) -> list[Any]:
 def by_name(kind: str) -> dict[str, Any]:
     """The dictionaries that the extras have under this name, in one."""
     return {key: value for part in of_kind(kind) for key, value in part.items()}
+
+
+def step_callbacks(module: Any, data: Any) -> list[Any]:
+    """The callbacks of extras that decide how steps are computed."""
+    return [callback for make in of_kind("step_callbacks") for callback in make(module, data)]
 
 
 def settings() -> list[Setting]:

@@ -110,7 +110,7 @@ def metrics(**given: Any) -> Any:
 def trains(**given: Any) -> Any:
     """Which weights train, and in which mode the parts are."""
     made = module(fields=None, name="timm/test_resnet", img_size=32, **given)
-    [freeze] = [each for make in plugins.of_kind("step_callbacks") for each in make(None) if "Freeze" in str(each)]
+    [freeze] = [each for each in plugins.step_callbacks(made, None) if "Freeze" in str(each)]
     freeze.setup(trainer(), made, "fit")
     freeze.on_fit_start(trainer(), made)
     return [weight.requires_grad for weight in made.model.parameters()], len(freeze.held)

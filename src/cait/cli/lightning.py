@@ -320,10 +320,10 @@ class CaiTCLI(LightningCLI):
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named]
+        callbacks += plugins.step_callbacks(self.model, self.datamodule)
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
-        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             folder = self.run_dir / rundir.CHECKPOINTS
             kwargs["plugins"].append(DurableCheckpointIO())

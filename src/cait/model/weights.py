@@ -1,5 +1,6 @@
 """Weights in: from the release, timm, safetensors or a run; for other classes, at another resolution."""
 
+import re
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) ->
     """
     if all(name in state for name in names):
         return state
-    prefixes = {key.removesuffix(name) for key in state for name in names if key.endswith(f".{name}")}
+    prefixes = {key[: dot.end()] for key in state for dot in re.finditer(r"\.", key) if key[dot.end() :] in names}
     whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in names)]
     found = sorted(whole) or [prefix for prefix in prefixes if all(key.startswith(prefix) for key in state)]
     if not found:

@@ -3,6 +3,7 @@
 Whole numbers are divided by the largest of their type. Others stay as they are, and DICOM's are in its own units.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -45,7 +46,12 @@ def read(image: Any, reading: Reading) -> Tensor:
 
 
 def numbers(
-    data: bytes, in_chans: int, bands: Any = None, nodata: Any = None, window: Any = None, upright: bool = True
+    data: bytes,
+    in_chans: int,
+    bands: Sequence[int] | None = None,
+    nodata: float | None = None,
+    window: Sequence[float] | str | None = None,
+    upright: bool = True,
 ) -> np.ndarray:
     """The numbers in a file as float32 [height, width, channels], NaN where one is missing or beyond `MOST`.
 

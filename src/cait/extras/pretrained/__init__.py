@@ -25,28 +25,28 @@ SETTINGS = [
 ]
 
 
-def step_callbacks(data: Any) -> list[Any]:
-    """What freezes the network when a run asks for it."""
+def step_callbacks(module: Any, data: Any) -> list[Any]:
+    """What solves a new head, and what freezes the network, when a run asks for it."""
     from cait.extras.pretrained.freeze import Freeze
 
-    return [Freeze()]
+    found: list[Any] = [Freeze()]
+    if module.hparams.get("solve_head"):
+        from cait.extras.pretrained.solve import SolveHead
+
+        found.insert(0, SolveHead())
+    return found
 
 
 def callbacks(run: Run) -> list[Any]:
-    """What solves a new head, and what scores the baselines if the run asks for it and keeps anything."""
-    found: list[Any] = []
+    """What scores the baselines, if the run asks for it and keeps anything."""
     _check_used(run)
-    if run.module.hparams.get("solve_head"):
-        from cait.extras.pretrained.solve import SolveHead
-
-        found.append(SolveHead())
     keeps = run.trainer.logger is not False or run.trainer.enable_checkpointing is not False
     has_one_class = getattr(run.data, "task", None) is None  # an image, which is what baselines answer with
     if run.config.baselines and keeps and has_one_class and not run.trainer.fast_dev_run:
         from cait.extras.pretrained.baselines import Baselines
 
-        found.append(Baselines(run))
-    return found
+        return [Baselines(run)]
+    return []
 
 
 def _check_used(run: Run) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def step_callbacks(data: Any) -> list[Any]:
+def step_callbacks(module: Any, data: Any) -> list[Any]:
     """Always there; it looks at the network when training begins."""
     from cait.extras.threads.callback import CPUThreads
 
