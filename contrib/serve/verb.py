@@ -20,14 +20,14 @@ def serve(arguments: list[str], program: Program) -> None:
         raise UserError(f"--port must be from 1024 to 65535, got {given.port}")
     if given.top_k is not None and given.top_k < 1:
         raise UserError(f"--top_k must be at least 1, got {given.top_k}")
+    if find_spec("litserve") is None:
+        raise UserError(f"cait serve needs LitServe: {to_install('[serve]')}")
     own = {"module": program.module, "data": program.data}
     load = functools.partial(loading.load, given.run, raw=given.raw, trust_config=given.trusted, **own)
     module = load()  # here only to refuse a bad run before any process starts, and for what /info says
     about = {"run": given.run, "network": module.hparams["name"], "cait": cait.__version__}
     about |= {"classes": module.class_names, "preprocessing": module.preprocessing}
     del module
-    if find_spec("litserve") is None:
-        raise UserError(f"cait serve needs LitServe: {to_install('[serve]')}")
     from contrib.serve import server
 
     for number in (signal.SIGINT, signal.SIGTERM):

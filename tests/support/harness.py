@@ -62,8 +62,13 @@ def slow(*values: Any) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets."""
+    """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets.
+
+    And the lines that it has told once.
+    """
     monkeypatch.setattr(rich, "_console", None)
+    if "cait.errors" in sys.modules:
+        sys.modules["cait.errors"].tell_once.cache_clear()
     monkeypatch.setattr(sys, "path", sys.path.copy())
     variables = os.environ.copy()
     yield
