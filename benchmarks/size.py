@@ -37,7 +37,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6881, 6500),
+    "lines of model, data, train, run and cli": Limit(6879, 6500),
     "lines of all source without tests": Limit(15717, 12500),
     "lines of its tests": Limit(17106, 12900),
     "lines of contrib without tests": Limit(4522, 3900),
@@ -48,7 +48,7 @@ LIMITS = {
     "files of a batch": Limit(8, 8),
     "lines of a batch": Limit(1920, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1449, 1448),
+    "lines of a step": Limit(1448, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),
     "lines of a checkpoint and its resume": Limit(2674, 2280),
     "file names in two rooms of the core": Limit(0, 0),

@@ -1,6 +1,6 @@
 """Labels that may be wrong, by the probabilities of networks that have not trained on the image."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,11 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     return found, seems[found]
 
 
-def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> list[Row]:
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], groups: Mapping[str, str]) -> list[Row]:
     """Write `DOUBTFUL`; returns the rows of the doubtful labels.
 
-    The table is one that --data.labels takes, so one can correct the column `label` and train on it.
+    The table is one that --data.labels takes, so one can correct the column `label` and train on it. `groups` has the
+    group of each path, if images have any.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
@@ -73,8 +74,10 @@ def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> 
         for index, seem in zip(found.tolist(), seems.tolist(), strict=True)
     }
     """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
-    rows: list[Row] = []
-    for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested)):
-        rows.append((paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
-    disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
+    rows: list[Row] = [
+        (paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", "")))
+        for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested))
+    ]
+    head = ["path", "label", "probability", "suggestion", "its probability", *(["group"] if groups else [])]
+    disk.write_csv(folder / DOUBTFUL, head, [(*row, groups[row[0]]) if groups else row for row in rows])
     return rows[: len(suggested)]

@@ -12,6 +12,7 @@ from rich.table import Table
 from cait import ckpt, disk
 from cait.cli import saved
 from cait.cli.options import Options
+from cait.data.listing import below
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.configurations import check_run_name, typed
@@ -134,7 +135,8 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
         return
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
-    rows = doubt.write(folder, data.source.class_names, scored)
+    groups = {below(data.root, path): group for path, group in data.source.groups.items()}
+    rows = doubt.write(folder, data.source.class_names, scored, groups)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))

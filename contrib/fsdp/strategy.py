@@ -119,8 +119,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint. Each process keeps only its own part."""
         assert self.lightning_module is not None
-        state = self.lightning_module.state_dict()
-        names = {name for name, value in state.items() if isinstance(value, DTensor)}
+        names = {name for name, value in self.lightning_module.state_dict().items() if isinstance(value, DTensor)}
         names |= {name.removeprefix("model.") for name in names}  # those of the moving average
         return sharded.share_out(ckpt.read_checkpoint(checkpoint_path), self.device_mesh["data_parallel"], names)
 

@@ -139,8 +139,7 @@ class TrainingBatches:
             seen[-1].erased = erased.get(place)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
         moved = data.on_before_batch_transfer(moved, 0)
-        moved = data.transfer_batch_to_device(moved, device, 0)
-        images, targets = data.on_after_batch_transfer(moved, 0)
+        images, targets = data.on_after_batch_transfer(data.transfer_batch_to_device(moved, device, 0), 0)
         if data.mixing.is_on:
             self._note_mixing(seen, images.shape[-1], process)
         return Batch(images, targets, seen)

@@ -163,8 +163,7 @@ class Bucket(Folder):
         end, (pause, longest) = time.monotonic() + PATIENCE, PAUSES
         while True:
             try:
-                answer = client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key)
-                return answer["Body"].read()
+                return client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key)["Body"].read()
             except ImportError as error:
                 raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
             except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'

@@ -36,8 +36,7 @@ def study(arguments: list[str], program: Program) -> None:
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data, settings)
     disk.check_inside(given.out)
-    jobs = given.jobs or (1 if given.data else cores.share(1))
-    runs = StudyRuns(grid, given.out, jobs, program)
+    runs = StudyRuns(grid, given.out, given.jobs or (1 if given.data else cores.share(1)), program)
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
     runs.check(wanted.values())

@@ -88,8 +88,7 @@ def group(kind: Any, given: Mapping[str, Any]) -> Any:
     types = get_type_hints(kind)
     nested = {name: group(inner, given) for name, inner in types.items() if is_dataclass(inner)}
     names = [field.name for field in fields(kind)]
-    own = {name: given[name] for name in names if name in given}
-    return kind(**nested, **own)
+    return kind(**nested, **{name: given[name] for name in names if name in given})
 
 
 def values(held: Any) -> Settings:

@@ -36,8 +36,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     names = {"train/loss", "train/acc1", "train/grad_norm", "lr", "epoch", "step"}
     names |= {f"{part}/{figure}" for part in ("val", "val_ema") for figure in ("loss", "acc1", "acc5")}
     assert set(rows(run)[0]) == names
-    events = EventAccumulator(str(run)).Reload()
-    assert {"train/loss", "val/acc1", "lr"} <= set(events.Tags()["scalars"])
+    assert {"train/loss", "val/acc1", "lr"} <= set(EventAccumulator(str(run)).Reload().Tags()["scalars"])
 
     assert "Warning" not in done.stderr
     assert "leaked" not in done.stderr  # as packages in C++ say of what the garbage collector has not taken at the end
@@ -138,8 +137,7 @@ def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkey
 
 def test_help_is_quick_and_lists_the_verbs() -> None:
     # In a process that cannot import torch, so that it cannot become slow.
-    code = "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
-    done = python(code)
+    done = python("import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])")
     assert done.returncode == 0, done.stderr
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict"))
 

@@ -45,6 +45,7 @@ OPTIONS = {
     "--model.name resnet18": "unknown model 'resnet18'; choose one of ",
     "--model.fields.embed_dim 1000000000000": "embed_dim 1,000,000,000,000 is too large",
     "--ckpt_path no.ckpt": "no.ckpt does not exist",
+    "--ckpt_path no.ckpt --model.weights x.pth": "--model.weights is not read beside the checkpoint no.ckpt",
     "--ckpt_path notes.txt": "not a whole checkpoint",
     "--ckpt_path data": "cannot read data on ",
     "--run_name a/b": "not a path",
@@ -85,6 +86,7 @@ VERBS = {
     "eval broken": "logs/broken/config.yaml is not YAML: ",
     "resume changed --trust-config": "error: --trainer.max_epochs: Expected a <class 'int'>",
     "eval new": "nothing to score",
+    "eval --config digits.yaml --ckpt_path no.ckpt --model.pretrained true": "--model.pretrained is not read beside",
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",
 }
 if not torch.accelerator.is_available():

@@ -98,8 +98,7 @@ def test_all_images_of_another_folder_are_scored(inside: Path, evaluated: dict) 
     for weights in ("--ckpt_path", "--model.weights"):
         given = ["--config=logs/mine/config.yaml", f"{weights}=logs/mine/checkpoints/best.ckpt", "--output=bare.json"]
         main(["eval", *given, "--data.root=named", "--data.num_workers=0"])
-        named = len(list(Path("named").glob("*/*.jpeg")))
-        assert json.loads(Path("bare.json").read_text())["raw"]["images"] == named
+        assert json.loads(Path("bare.json").read_text())["raw"]["images"] == len(list(Path("named").glob("*/*.jpeg")))
 
 
 @pytest.mark.parametrize("own", [None, "the same", "another"])
@@ -117,8 +116,7 @@ def test_a_copy_of_a_runs_folder_is_scored_on_what_is_held_out(own: str | None, 
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(path.read_bytes() if own == "the same" else b"another")
     main(["eval", str(run), f"--data.root={copy}", "--data.num_workers=0", "--output=held.json"])
-    count = 2 + len(others) if own == "another" else 2
-    assert json.loads(Path("held.json").read_text())["raw"]["images"] == count
+    assert json.loads(Path("held.json").read_text())["raw"]["images"] == (2 + len(others) if own == "another" else 2)
 
 
 def test_without_extras_loss_and_accuracy_are_scored(

@@ -138,8 +138,7 @@ def test_a_file_of_ones_own_has_every_verb(
     main(["resume", "mine", "--trainer.max_epochs=2", "--trainer.devices=1", "--data.check_resume=false"], **classes)
     assert checkpoint(mine)["global_step"] == 4
     assert [row["val/answer"] for row in rows(mine) if row["val/answer"]] == ["42.0", "42.25"]
-    best = torch.load(mine / "checkpoints/best.ckpt", weights_only=True)
-    assert best["epoch"] == 0  # the smaller one
+    assert torch.load(mine / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0  # the smaller one
     capfd.readouterr()
 
     main(["eval", "mine", "--trainer.devices=1"], **classes)

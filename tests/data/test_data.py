@@ -56,8 +56,7 @@ def test_images_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> N
     images = torch.cat([images for images, _ in data.train_dataloader()])
     assert images.shape == (36, 3, 32, 32)
     assert images.isfinite().all()
-    labels = torch.cat([labels for _, labels in data.val_dataloader()])
-    assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0] * 5 + [1] * 5 + [2] * 5
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])

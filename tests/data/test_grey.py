@@ -48,8 +48,7 @@ def test_evaluation_pixels_are_timms_of_grey_images(two_classes: Path) -> None:
     data.setup("validate")
     transform = timms(crop_pct=0.9)
     for index, (path, _) in enumerate(data.val_images.samples):
-        pixels = data.normalize_and_erase(data.val_images[index][0][None])[0]
-        assert torch.equal(pixels, transform(seen(path)))
+        assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], transform(seen(path)))
 
 
 def test_training_pixels_are_timms_of_grey_images(two_classes: Path) -> None:

@@ -55,8 +55,7 @@ def test_no_image_is_on_both_sides_of_a_folder_that_grows(
     assert not {*train.values()} & {*val.values()}
     for label in CLASSES:  # as many as ever, and every class on both sides
         count = len([path for path in every if path.parent.name == label])
-        held = [path for path in val if path.startswith(f"{label}/")]
-        assert len(held) == max(1, round(count * fraction))
+        assert len([path for path in val if path.startswith(f"{label}/")]) == max(1, round(count * fraction))
         assert any(path.startswith(f"{label}/") for path in train)
     left = {str(path.relative_to(root)): path.read_bytes() for path in every}
     copies = left.keys() - train.keys() - val.keys()

@@ -56,8 +56,7 @@ def test_the_walks_lead_through_all_that_a_step_runs(cait: Cait, tmp_path: Path)
     ran = {path for path in map(Path, done.stdout.splitlines()) if size.SOURCE in path.parents}
     ran = {path for path in ran if size.EXTRAS not in path.parents}
     files = size.walks()
-    batch_and_step = {*files["a batch"], *files["a step"]}
-    assert len(ran & batch_and_step) > 12
+    assert len(ran & {*files["a batch"], *files["a step"]}) > 12
     linked = {
         (size.TOUR.parent / link).resolve() for link in re.findall(r"\]\((\.\./src/[^)#]+)", size.TOUR.read_text())
     }

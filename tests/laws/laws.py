@@ -157,8 +157,7 @@ def one_number(trial: Trial, run: Path) -> Iterator[str]:
     yield from hold(law, abs(logged - printed) < 0.006, f"printed {best[0]}, metrics.csv {logged}")
 
     trial.cait("eval", "mine")
-    scores = json.loads((run / "evaluation.json").read_text())
-    scored = scores["ema" if best[1] == "val_ema" else "raw"]
+    scored = json.loads((run / "evaluation.json").read_text())["ema" if best[1] == "val_ema" else "raw"]
     yield from hold(law, abs(scored[name] - printed) < 0.006, f"printed {best[0]}, eval {scored[name]}")
 
     images = [(path, label) for path, label in seen(run)["val"] if label is not None]

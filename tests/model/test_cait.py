@@ -173,8 +173,7 @@ def test_class_attention_is_timms() -> None:
     theirs.load_state_dict(block.attn.state_dict())
     assert torch.allclose(block.attn(z), theirs(z), rtol=0, atol=1e-12)
     middle = z[:, :1] + 0.5 * block.attn(block.norm1(z))
-    expected = middle + 0.5 * block.mlp(block.norm2(middle))
-    assert torch.allclose(block(z[:, 1:], z[:, :1]), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(block(z[:, 1:], z[:, :1]), middle + 0.5 * block.mlp(block.norm2(middle)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

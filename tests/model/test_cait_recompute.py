@@ -26,8 +26,7 @@ def errors(case: list[Tensor], backend: str) -> list[float]:
 @pytest.mark.parametrize("N", [1, 7, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (196, 576, 784))])
 def test_recomputing_attention_is_the_reference(heads: int, N: int) -> None:
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
-        case = attention_case(heads, N, dtype, batch=1 if N > 500 else 2)
-        assert max(errors(case, "recompute")) <= tolerance
+        assert max(errors(attention_case(heads, N, dtype, batch=1 if N > 500 else 2), "recompute")) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -65,8 +65,7 @@ def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str
     built = network.create_model(name, 32, 7, 0.1, **fields)
     assert type(built).__name__ == kind
     assert built(IMAGES).shape == (3, 7)
-    expected = [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
-    assert classifier_keys(built) == expected
+    assert classifier_keys(built) == [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,7 @@ def error_of(job: subprocess.Popen[str]) -> str:
     assert lines, output
     assert job.returncode != 0
     assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
-    shortest = min(lines, key=len)
-    assert all(line.endswith(shortest) for line in lines), lines
+    assert all(line.endswith(min(lines, key=len)) for line in lines), lines
     return max(lines, key=len)
 
 

@@ -39,8 +39,7 @@ def test_the_moving_average_is_timms(network: dict) -> None:
     trainer(callbacks=[ours, steps], accumulate_grad_batches=2).fit(net, loader(), loader(8))
     assert ours.average is not None
     average, raw = ours.average.state_dict(), net.model.state_dict()
-    expected = reference[0].module.state_dict()
-    assert same(dict(average), dict(expected))
+    assert same(dict(average), dict(reference[0].module.state_dict()))
     for name in average:
         if raw[name].is_floating_point() and not torch.allclose(raw[name], before[name]):
             assert not torch.equal(average[name], before[name]), name
@@ -80,8 +79,7 @@ def test_an_average_with_the_initial_weights_is_half_way_also_after_a_resume(tmp
     for name in average:
         if raw[name].is_floating_point():
             torch.testing.assert_close(average[name], (first[name] + raw[name]) / 2)
-    moved = [name for name in average if not torch.allclose(first[name], raw[name])]
-    assert len(moved) > len(average) / 2
+    assert len([name for name in average if not torch.allclose(first[name], raw[name])]) > len(average) / 2
     assert again.callback_metrics["val_ema/loss"] != again.callback_metrics["val/loss"]
     (plain := trainer(max_epochs=1, callbacks=[EMA(0.5)])).fit(module(**how), loader(), loader(8))
     plain.save_checkpoint(tmp_path / "plain.ckpt")

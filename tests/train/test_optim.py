@@ -18,8 +18,7 @@ from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, Warmup
 
 def test_a_decay_of_0_keeps_the_groups() -> None:
     """A resumed run may change its decay; its optimizer's state is by group."""
-    groups = param_groups(cait.create_model("xxs24"), 0.0)
-    assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
+    assert [group["weight_decay"] for group in param_groups(cait.create_model("xxs24"), 0.0)] == [0.0, 0.0]
 
 
 def small_net() -> nn.Module:

@@ -75,7 +75,8 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     assert dict(zip(doubtful, seems, strict=True)) == {3: 9, 40: 0}
 
     halves = [(paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))]
-    rows = doubt.write(here, [str(digit) for digit in range(10)], halves)
+    groups = {path: path[-5] for path in paths}
+    rows = doubt.write(here, [str(digit) for digit in range(10)], halves, groups)
     assert [(row[0], row[3]) for row in rows] == [
         (paths[index], str(seems[place])) for place, index in enumerate(doubtful)
     ]
@@ -84,7 +85,7 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
     assert [row["suggestion"] for row in table[2:]] == [""] * 58
     source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
-    assert sorted(os.path.relpath(path, "data/digits") for path, _ in (*source.train, *source.val)) == sorted(paths)
+    assert {os.path.relpath(path, "data/digits"): group for path, group in source.groups.items()} == groups
 
 
 def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path) -> None:

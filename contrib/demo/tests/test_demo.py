@@ -205,8 +205,7 @@ def test_the_page_has_all_that_it_asks_for(
             assert answer.status == 200
     ours = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert ours == {name.removeprefix("./") for name in asked}
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == "my space/index.html"
+    assert capsys.readouterr().out.splitlines()[-1] == "my space/index.html"
 
 
 def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

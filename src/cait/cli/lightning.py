@@ -193,11 +193,14 @@ class CaiTCLI(LightningCLI):
         return settings if trains else configurations.without_classes(settings)
 
     def _parse_ckpt_path(self) -> None:
+        config = self.config[self.config.subcommand]
+        for name in self.line.typed & {"model.weights", "model.pretrained"}:
+            if config.ckpt_path is not None and config[name]:
+                raise UserError(f"--{name} is not read beside the checkpoint {config.ckpt_path}: leave it out")
         if self.config.subcommand == "fit":
             self._meet()
         # Lightning would silently prefer the checkpoint's hyper-parameters to the command line. Here the
         # configuration says what the model is, and a checkpoint that does not fit is refused.
-        config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
             if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
                 ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
@@ -322,8 +325,7 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named]
         callbacks += plugins.step_callbacks(self.model, self.datamodule)
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
-        callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks.append(UnreadableReport(self.datamodule))
+        callbacks += [NonFiniteGuard(self.run_dir, config.max_nonfinite_steps), UnreadableReport(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             folder = self.run_dir / rundir.CHECKPOINTS
             kwargs["plugins"].append(DurableCheckpointIO())

@@ -165,8 +165,7 @@ class ImageNetDataModule(LightningDataModule):
     def summary(self) -> str:
         """The data set in a line."""
         images = f"{len(self.source.train):,} training and {len(self.source.val):,} validation images"
-        left_out = not_listed(getattr(self.source, "left_out", {}))
-        return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
+        return f"{self.root}: {images}, {self.num_classes} classes{not_listed(getattr(self.source, 'left_out', {}))}"
 
     # How images are read
 

@@ -106,6 +106,11 @@ class FolderSource:
         return {}
 
     @property
+    def without_use(self) -> Sequence[str]:
+        """The settings that say nothing of these images."""
+        return ["val_fraction"] if self.val_list else [] if self.holds_out else self.divided_by
+
+    @property
     def holds_out(self) -> bool:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
@@ -120,8 +125,7 @@ class FolderSource:
     def class_names(self) -> list[str]:
         """The sorted names of the class folders."""
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
-        folder, _ = self.split_folders()
-        names = [*class_folders(folder)]
+        names = [*class_folders(folder := self.split_folders()[0])]
         if len(names) < 2:
             needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
             raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
@@ -203,8 +207,7 @@ class FolderSource:
     def _listed(self, folder: Path, names: list[str]) -> Files:
         files = list_classes(folder, names)
         for kind, paths in files.left_out.items():
-            below = [os.path.relpath(folder / path, self.root) for path in paths]
-            self.left_out[kind] = self.left_out.get(kind, []) + below
+            self.left_out.setdefault(kind, []).extend(os.path.relpath(folder / path, self.root) for path in paths)
         return files
 
 
@@ -319,14 +322,12 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     held = set[int]()
     for places in by_class.values():
         if len(places) < 2:
-            only = samples.name(places[0])
-            raise UserError(f"{only} is the only image of its class; two are needed to hold one out")
+            raise UserError(f"{samples.name(places[0])} is the only image of its class; two are needed to hold one out")
         count = min(max(1, round(len(places) * fraction)), len(places) - 1)
         held |= {places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)}
     order = [place for places in by_class.values() for place in places]
     train = Files(samples[place] for place in order if place not in held)
-    val = Files(samples[place] for place in order if place in held)
-    return train, val
+    return train, Files(samples[place] for place in order if place in held)
 
 
 def tell_of_alike(root: str | Path, names: Sequence[str]) -> None:

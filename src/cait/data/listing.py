@@ -142,8 +142,7 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
     folders = sorted(name for name in folders if not (name.startswith(HIDDEN) or _of_runs(os.path.join(folder, name))))
-    others = sorted(name for name in others if not name.startswith(HIDDEN))
-    return folders, others
+    return folders, sorted(name for name in others if not name.startswith(HIDDEN))
 
 
 def is_image(name: str) -> bool:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import plugins
+from cait.data.folder import FolderSource
 from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
 from cait.references import is_path
@@ -39,7 +40,7 @@ REPLACED = {
 }
 """Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
 
-SCALED, IMAGES = (None, "layerscale", "scalar"), "data.root data.val_list"
+SCALED, IMAGES = (None, "layerscale", "scalar"), "data.root data.val_list data.labels data.folds"
 NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "data.mix_prob data.mix_mode": ("Mixup or CutMix", "data.mixup data.cutmix", lambda *of: not any(of)),
     "data.mix_switch_prob": ("both Mixup and CutMix", "data.mixup data.cutmix", lambda *of: not all(of)),
@@ -177,17 +178,14 @@ class Given:
 
     def check_made(self, network: Any, source: Any, strategy: Any) -> None:
         """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""
-        root, divides = self.data["root"], getattr(source, "holds_out", False)
         if isinstance(strategy, SingleDeviceStrategy):
             self.unused("trainer.sync_batchnorm", "trainer.devices trainer.strategy", "several processes")
         if getattr(network, "takes_no_drop_path_rate", False):
             self.unused("model.drop_path_rate", "model.name", "a network that takes it")
-        if not divides or self.data["val_list"]:
-            self.unused("data.val_fraction", IMAGES, "a root to divide, and no list")
-        if not divides:
-            self.unused("data.val_list", IMAGES, "a root of class folders alone")
-        without_use = " ".join(f"data.{name}" for name in plugins.without_use(root, self.data))
-        self.unused(without_use, IMAGES, f"a root of another kind than {root}")
+        for name in getattr(source, "without_use", FolderSource.divided_by):
+            self.unused(f"data.{name}", IMAGES, "images that it divides")
+        for name in plugins.without_use(self.data["root"], self.data):
+            self.unused(f"data.{name}", IMAGES, f"a root of another kind than {self.data['root']}")
 
 
 def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:

@@ -211,8 +211,7 @@ class BestCheckpoint(ModelCheckpoint):
         found = trainer.callback_metrics
         of_validation = self.metric.startswith("val") or f"{ckpt.VAL}/{self.metric}" in found
         if trainer.sanity_checking and of_validation and self.metric not in found:
-            names = ", ".join(sorted(found))
-            raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
+            raise UserError(f"--best_metric {self.metric}: there is no such metric, only {', '.join(sorted(found))}")
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
         else:

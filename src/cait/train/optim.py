@@ -45,8 +45,7 @@ class OptimizerSettings:
         decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
         with told_as(f"optimizer {name}"):  # unknown arguments, packages that are not installed
             if name.lower() == "adamw":
-                groups = param_groups(network, **decay)
-                optimizer: Any = torch.optim.AdamW(groups, lr=lr, **{"fused": True} | given)
+                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **{"fused": True} | given)
             elif references.is_path(name):
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:

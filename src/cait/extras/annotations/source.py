@@ -4,7 +4,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +60,13 @@ class AnnotatedSource(FolderSource):
     def holds_out(self) -> bool:
         """Whether a file must say later which images validated."""
         return True
+
+    @property
+    def without_use(self) -> Sequence[str]:
+        undivided = ["val_fraction"] if all(row.split != "val" for row in self.rows) else []
+        used = ["val_list"] if self.val_list else ["folds", "fold"] if self.asked.folds else undivided
+        others = [name for name in self.divided_by if name not in used]
+        return others if self.asked.labels is None else [*others, "train_split", "val_split"]
 
     @property
     def task(self) -> str | None:

@@ -75,8 +75,7 @@ class Baselines(Callback):
             rows.append(row | {"score": row[metric]})
             if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
-        scored = {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows}
-        disk.write_json(file, scored)
+        disk.write_json(file, {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows})
 
 
 def _of_run(trainer: Trainer) -> tuple[str, float, str]:

@@ -235,6 +235,19 @@ def test_wrong_settings_are_refused_in_a_line(here: Path, settings: dict, words:
         assert open_source(settings.pop("root"), **settings).train
 
 
+def test_one_setting_says_what_is_held_out(here: Path) -> None:
+    table = dict(labels=write_table())  # its column says it, where nothing else is given
+    for settings, used in (
+        (dict(folds=3), {"folds", "fold"}),
+        (table, set()),
+        (table | dict(folds=3), {"folds", "fold"}),
+        (table | dict(folds=3, val_list="labels.csv"), {"val_list"}),
+    ):
+        unused = {*open_source("data/digits", **settings).without_use}
+        assert {"val_fraction", "val_list", "folds", "fold"} - unused == used
+        assert ("train_split" in unused) == ("labels" in settings)
+
+
 def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = Path(write_table(several=True)).read_text()
     settings = ["--data.labels=labels.csv", "--data.multi_label=true", "--data.root=data/digits", "--ema.decay=0.9"]
@@ -275,7 +288,11 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
 
 
 def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", *SHORT, "--data.root=data/digits", "--data.folds=3", "--run_name=fold"])
+    fit = ["fit", *SHORT, "--data.root=data/digits", "--data.folds=3", "--run_name=fold"]
+    main(fit)
+    with pytest.raises(SystemExit):
+        main([*fit, "--run_name=other", "--data.val_fraction=0.2"])
+    assert "--data.val_fraction 0.2 does nothing without images that it divides" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["resume", "fold", "--trainer.max_epochs=2", "--data.fold=1"])
     assert "leave out --data.fold, which was 0, or start a new run" in capsys.readouterr().err
@@ -351,8 +368,7 @@ def test_the_metrics_are_scikit_learns(recwarn: pytest.WarningsRecorder) -> None
 
 def test_predictions_are_all_classes_above_a_half() -> None:
     task, probabilities = MultiLabel(3), torch.tensor([[0.6, 0.7, 0.4], [0.1, 0.5, 0.1]])
-    found = task.best(probabilities, ["a", "b", "c"])
-    assert [[one["class"] for one in image] for image in found] == [["b", "a"], []]
+    assert [[one["class"] for one in image] for image in task.best(probabilities, ["a", "b", "c"])] == [["b", "a"], []]
     assert [len(image) for image in task.best(probabilities, ["a", "b", "c"], 1)] == [1, 0]
     with pytest.raises(UserError, match="not finite"):  # which is not an image without a class
         task.best(probabilities * torch.nan, ["a", "b", "c"])
