@@ -44,6 +44,8 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
     (tmp_path / "it.csv").write_text("label, Path\nx,0.jpg\n\ny,\udcff.jpg\n", "utf-8-sig", "surrogateescape")
     rows = list(disk.read_csv(tmp_path / "it.csv", "it"))
     assert rows == [(2, {"label": "x", "path": "0.jpg"}), (4, {"label": "y", "path": "\udcff.jpg"})]
+    (tmp_path / "it.csv").write_text('path, label\n0.jpg, "x, y"\n')
+    assert [*disk.read_csv(tmp_path / "it.csv", "it")] == [(2, {"path": "0.jpg", "label": "x, y"})]
 
 
 @pytest.mark.parametrize(

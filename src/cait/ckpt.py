@@ -26,7 +26,7 @@ FIELDS = {"state_dict": dict, "global_step": int, "epoch?": int, "hyper_paramete
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
 """The hyper-parameters that say what the network is."""
-WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
+WEIGHTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors")
 """How the names of files with weights end."""
 DATA = {"class_names": [str], "depends_on?": dict, "preprocessing?": dict}
 """The data module's part."""
@@ -55,7 +55,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
     except Exception as error:
         is_other = isinstance(error, KeyError) or path.suffix == ".safetensors"
-        why = "; if it holds weights alone, name it with --model.weights" if is_other else why_unread(error)
+        why = "; if it holds weights alone, name it with --model.weights" if is_other else why_unread(path, error)
         raise UserError(f"{path} is not a whole checkpoint of a run{why}") from error
     disk.check_shape(checkpoint, FIELDS, path)
     if key := _data_key(checkpoint):
@@ -86,12 +86,16 @@ def read(path: Path) -> Any:
     return made
 
 
-def why_unread(error: Exception) -> str:
+def why_unread(path: Path, error: Exception) -> str:
     """The end of a message: what a file holds that torch refused to read; empty if that is not known."""
     if "TorchScript" in str(error):
         return "; it is a TorchScript archive, which is code: save the state_dict() of its network"
     kind = re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error))
-    return f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone" if kind else ""
+    return (
+        f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone"
+        if kind
+        else disk.in_its_place(path)
+    )
 
 
 def is_whole(path: Path) -> bool:

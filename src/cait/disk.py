@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
 
+INSTEAD = {
+    b"version https://git-lfs": "it is a pointer of Git LFS: fetch the file itself with `git lfs pull`",
+    b"PK": "it is a zip archive that is cut off, or one of something else",
+    b"<": "it is a page of HTML or XML: fetch the file itself",
+}
+"""What a download leaves in the place of a file, by how it begins."""
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
 MOST_VALUES, MOST_LETTERS, DEEPEST, MOST_BITS = 1 << 18, 1 << 26, 50, 63
@@ -48,6 +54,15 @@ def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
         return file
     file.close()
     raise UserError(f"{path} {problem}")
+
+
+def in_its_place(path: str | Path) -> str:
+    """The end of a message: what lies at a path instead of the file that was meant; empty if that is not known."""
+    with suppress(OSError, UserError), open_file(path) as file:
+        head = file.read(64).lstrip()
+        what = next((told for start, told in INSTEAD.items() if head.startswith(start)), "" if head else "it is empty")
+        return what and f"; {what}"
+    return ""
 
 
 def read_text(path: Path, limit: int = TEXT) -> str:
@@ -224,7 +239,8 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
             head = file.readline()
             delimiter = "," if "," in head else max(";\t", key=head.count) if {*";\t"} & {*head} else ","
             file.seek(0)
-            reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter)
+            blanks = f"{delimiter} " in head  # some tables have one before each cell, also before quotes
+            reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks)
             columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or []]
             while columns and not columns[-1]:  # what lies below has no column
                 columns.pop()

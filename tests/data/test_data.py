@@ -261,14 +261,18 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
 def test_what_may_be_meant_otherwise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     laid_out(tmp_path / "parts", TWO_FOLDERS.replace("train", "seg_train").replace("val", "seg_test"))
     laid_out(tmp_path / "class", "train/a/1.png train/b/1.png val/a/1.png", {"val/b": "../train/b"})
-    laid_out(tmp_path / "alike", "Dog/1.png Dog/2.png dog/1.png dog/2.png cat/1.png cat/2.png")
+    laid_out(
+        tmp_path / "alike",
+        "Dog/1.png Dog/2.png dog/1.png dog/2.png cat/1.png cat/2.png c\u200bat/1.png c\u200bat/2.png",
+    )
     for name in ("parts", "class"):
         assert open_source(str(tmp_path / name)).train
-    assert images_in(tmp_path / "alike").num_classes == 3
+    assert images_in(tmp_path / "alike").num_classes == 4
     parts, linked, alike = capsys.readouterr().err.splitlines()
     assert "seg_test, seg_train are taken for classes; see --data.train_split" in parts
     assert "images that validate are trained on too" in linked
-    assert "'Dog' and 'dog' differ in letter case" in alike
+    assert "'Dog' and 'dog', " in alike
+    assert r"'cat' and 'c\u200bat' differ" in alike
 
 
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -381,6 +385,9 @@ def test_a_small_picture_may_not_take_much(kind: str, tmp_path: Path, monkeypatc
         (os.mkfifo, "it is not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda path: path.write_text("buy milk"), "not an image"),
+        (lambda path: path.touch(), "not an image; it is empty"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "a pointer of Git LFS"),
+        (lambda path: path.write_text("<!DOCTYPE html>"), "a page of HTML"),
         (lambda path: Image.new("RGB", (16, 16)).save(path, "EPS"), "not an image"),
         (lambda path: path.write_bytes(wide_png(2_000_000, 1)), "one side of its 2,000,000 × 1 pixels is over 1,000"),
         (lambda path: path.write_bytes(wide_png(20_000, 20_000)), "exceeds limit of 178956970 pixels"),

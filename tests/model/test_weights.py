@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import DEVICES, SMALL
 from modules import loader, module, trainer
+from safetensors.torch import save_file
 from weight_files import forms, told
 
 import cait
@@ -82,6 +83,9 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
             load_weights(cait.create_model(**SMALLEST), tmp_path / "x.pth")
     with pytest.raises(UserError, match=r"is a folder: name a file of weights in it, as x.pth"):
         read_weights(tmp_path)
+    (tmp_path / "x.pth").rename(tmp_path / "__0_0.distcp")
+    with pytest.raises(UserError, match="there is none; join the parts that FSDP"):
+        read_weights(tmp_path)
 
 
 @pytest.mark.parametrize("at", [8, 16])
@@ -93,6 +97,8 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
         (lambda value: value.to(torch.complex64), r"is of the type complex64 in it"),
         (lambda value: value / 0, r"is not finite"),
         (lambda value: value.double() * 1e300, r"is not finite"),
+        (lambda value: value.to("meta"), "is without values, as on the device meta"),
+        (lambda value: value.to_sparse(), "is sparse in it, whole in the model"),
         (lambda value: value.half(), None),
     ],
 )
@@ -112,6 +118,9 @@ def test_weights_are_finite_floats(change: Any, words: str | None, at: int, tmp_
         (lambda path: torch.save(torch.nn.Linear(2, 2), path), r"holds torch\.nn\.\S+\.Linear, which is neither"),
         (lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path), r"a TorchScript archive.*state_dict\(\)"),
         (lambda path: path.write_text('{"weight_map": {}}'), "is JSON: name a file of tensors"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "a pointer of Git LFS"),
+        (lambda path: path.touch(), "it is empty"),
+        (lambda path: torch.save(torch.ones(999), path) or os.truncate(path, 999), "a zip archive that is cut off"),
         (lambda path: torch.save({"state_dict": {"a": torch.ones(1)}}, path), "name it with --model.weights"),
     ],
 )
@@ -120,6 +129,11 @@ def test_why_a_file_cannot_be_read_is_told(save: Any, words: str, tmp_path: Path
     save(path := tmp_path / f"x.{'json' if 'JSON' in words else 'pt'}")
     with pytest.raises(UserError, match=rf"^{path} (cannot be read as|is not a whole).*{words}"):
         (ckpt.read_checkpoint if "--model" in words else read_weights)(path)
+
+
+def test_safetensors_are_read_whatever_the_file_is_called(tmp_path: Path) -> None:
+    save_file(cait.create_model(**SMALLEST).state_dict(), tmp_path / "pytorch_model.bin")
+    assert load_weights(cait.create_model(**SMALLEST), tmp_path / "pytorch_model.bin") == []
 
 
 def test_weights_that_have_changed_on_the_disk_are_refused(tmp_path: Path) -> None:

@@ -331,9 +331,9 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
 
 
 def tell_of_alike(root: str | Path, names: Sequence[str]) -> None:
-    """Say which names of classes differ in letter case or outer blanks alone: one class may be meant."""
+    """Say which names of classes differ in letter case, or in signs that nobody sees, alone: one class may be meant."""
     alike = defaultdict[str, list[str]](list)
     for name in names:
-        alike[name.strip().casefold()].append(name)
+        alike["".join(sign for sign in name.casefold() if sign.isprintable() and sign != " ")].append(name)
     if found := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
         tell_once(f"{root}: {abbreviate(found)} differ in letter case or blanks alone, and are classes apart")

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
-from cait.disk import TABLE, open_file
+from cait.disk import TABLE, in_its_place, open_file
 from cait.errors import UserError, tell
 from cait.references import locate
 from cait.settings import check_range
@@ -210,7 +210,8 @@ def load_image(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> A
         path = image if isinstance(image, str | Path) else name or "given"
         if isinstance(error, Image.UnidentifiedImageError):
             is_tiff = str(path).lower().endswith((".tif", ".tiff"))  # Pillow reads few kinds of floats
-            reason = "not an image" + (" that Pillow reads: save it with 8 or 16 bits a channel" if is_tiff else "")
+            why = " that Pillow reads: save it with 8 or 16 bits a channel" if is_tiff else ""
+            reason = f"not an image{why or (in_its_place(image) if path is image else '')}"
         raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
 
 

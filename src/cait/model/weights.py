@@ -76,21 +76,25 @@ def _read(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir():
         held = ", ".join(file.name for file in sorted(path.iterdir()) if file.suffix in ckpt.WEIGHTS)
-        raise UserError(f"{path} is a folder: name a file of weights in it{held and f', as {held}'}")
+        remedy = f"as {held}" if held else "there is none; join the parts that FSDP or DeepSpeed have saved into one"
+        raise UserError(f"{path} is a folder: name a file of weights in it, {remedy}")
     ckpt.check_weights(path)
     try:
-        if path.suffix != ".safetensors":
+        with disk.open_file(path) as file:  # a pipe would wait
+            is_safetensors = file.read(9)[8:] == b"{"  # whatever it is called; the length of a header comes first
+        if not is_safetensors:
             return ckpt.read(path)
         from safetensors.torch import load_file
 
-        disk.open_file(path).close()  # a pipe would wait
         return load_file(path)
     except UserError:
         raise
     except Exception as error:
         is_json = path.suffix == ".json"  # timm's, or the index of a network in several files
         why = "; it is JSON: name a file of tensors, and if there are several shards, join them into one"
-        raise UserError(f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(error)}") from error
+        raise UserError(
+            f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(path, error)}"
+        ) from error
 
 
 def load_weights(
@@ -228,6 +232,8 @@ def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | No
             found, wanted = ("missing" if part is None else tuple(part.shape) for part in (theirs, own))
         elif own.is_floating_point() > theirs.is_floating_point():  # quantized, as int8
             found, wanted = (f"of the type {part.dtype}".replace("torch.", "") for part in (theirs, own))
+        elif theirs.is_meta or theirs.layout != torch.strided:
+            found, wanted = ("without values, as on the device meta" if theirs.is_meta else "sparse", "whole")
         else:
             continue
         return f"{key} is {found} in it, {wanted} in the model"

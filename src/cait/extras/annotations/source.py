@@ -92,6 +92,8 @@ class AnnotatedSource(FolderSource):
         if several and not self.asked.multi_label:
             counted = f"{len(several)} labels are parted by {PARTING!r} ({abbreviate(several)}), and each is one class"
             tell_once(f"{self.asked.labels}: {counted}; if an image has several add --data.multi_label true")
+        if self.asked.multi_label and not several:
+            tell_once(f"{self.asked.labels}: no image has several labels; if one has, part them by {PARTING!r}")
         return names
 
     @cached_property

@@ -213,6 +213,9 @@ def test_a_table_may_have_other_separators(separator: str, here: Path, capsys: p
     assert "1 labels are parted by ';' (a;b), and each is one class" in capsys.readouterr().err or separator != ","
     several = open_source("data/digits", labels="t.csv", multi_label=True)
     assert several.class_names == ["a", "b"]
+    Path("bar.csv").write_text(Path("t.csv").read_text().replace("a;b", "a|b"))
+    assert open_source("data/digits", labels="bar.csv", multi_label=True).class_names == ["a", "a|b"]
+    assert "no image has several labels; if one has, part them by ';'" in capsys.readouterr().err or separator != ","
     data = ImageNetDataModule(root="data/digits", labels="t.csv", multi_label=True)
     loss = MultiLabel(2).loss(LossSettings(class_weights="balanced"), data)
     count = data.class_counts()
