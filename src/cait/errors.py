@@ -67,6 +67,8 @@ LIMITS = {
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
     "No supported gpu backend found": "take --trainer.accelerator auto or cpu, and look at what nvidia-smi says",
     "SyncBatchNorm layers only work with GPU": "leave out --trainer.sync_batchnorm on CPUs",
+    "element 0 of tensors does not require grad": "no gradient reaches the network: the loss, or the network "
+    "in training, must not detach what it returns, round it or compute it under no_grad",
     "parameters that were not used in producing the loss": "freeze them, or add --trainer.strategy "
     "ddp_find_unused_parameters_true",
 }
@@ -159,7 +161,8 @@ def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
     while found is not None:
         is_ours = isinstance(found, UserError)
         for file, number in reversed([] if is_ours else _calls(found)):
-            if not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts):
+            is_theirs = file.startswith(LIBRARIES) or not file.endswith(".py")  # compiled, as numpy/random/mtrand.pyx
+            if not is_theirs and PACKAGES.isdisjoint(Path(file).parts):
                 return found, f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
         found = found.__cause__ or (None if is_ours or found.__suppress_context__ else found.__context__)
     return None

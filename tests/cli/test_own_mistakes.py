@@ -21,6 +21,7 @@ from cait.model import network
 
 MINE = """
 import os, time
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
@@ -39,6 +40,7 @@ KINDS = {
     "odd": lambda: (_ for _ in ()).throw(Odd(1, "two")),
     "plain": lambda: (_ for _ in ()).throw(AssertionError()),
     "file": lambda: open("nowhere.txt"),
+    "compiled": lambda: np.random.randint(2, 1),
     "lines": lambda: (_ for _ in ()).throw(ValueError("first: one\\nsecond: two")),
 }
 
@@ -129,6 +131,7 @@ SAID = {
     "odd": "(1, 'two')",
     "plain": "AssertionError",
     "file": "nowhere.txt",
+    "compiled": "low >= high",
     "lines": "first: one second: two",
 }
 NET = ["--model.name=mine:Net", "--model.fields=null", "--model.drop_path_rate=null"]

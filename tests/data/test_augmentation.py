@@ -137,6 +137,15 @@ def square(image):
     image = image.copy()
     image.paste((int(torch.randint(256, ())), 0, 0), (*place, place[0] + 9, place[1] + 9))
     return image
+
+def gray(image):
+    return image.convert("L")
+
+def none(image):
+    pass
+
+def two(image, other):
+    return image
 """
 
 
@@ -151,6 +160,13 @@ def test_operations_of_ones_own_follow_the_policy(
     first, second, final = create_transform(SIZE, is_training=True, separate=True, **recipe)
     found = importlib.import_module("own_operations")
     assert_pixels(two_classes, settings, lambda image: final(found.square(second(first(image)))))
+    for name, words in (
+        ("gray", r"fails: TypeError: it must return an image in RGB of \(\d+, \d+\), as it gets, not an image in L"),
+        ("none", "as it gets, not NoneType"),
+        ("two", "the augmentation own_operations:two fails: TypeError"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train_set(two_classes, augment_ops=[f"own_operations:{name}"]).train_images[0, 0, 0]
     with pytest.raises(UserError, match="cannot import own_operations:nothing: own_operations has no 'nothing'"):
         train_set(two_classes, augment_ops=["own_operations:nothing"])
 

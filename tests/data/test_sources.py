@@ -72,6 +72,8 @@ def varying(name, **parts):
 
 Noisy = varying("Noisy", image=lambda self, index: Image.new("RGB", (40, 40), tuple(np.random.randint(0, 256, 3))))
 NoClasses = varying("NoClasses", classes=None)
+Method = varying("Method", classes=lambda self: ["cat", "dog", "owl"])
+Twice = varying("Twice", classes=["cat", "dog", "cat"])
 Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
 High = varying("High", label=lambda self, index: index // 5)
 Unlabeled = varying("Unlabeled", label=lambda self, index: -1 if index == 2 else 0)
@@ -129,6 +131,8 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
     [
         ("generator", "returns generator, which is no data set"),
         ("NoClasses", "own_data:NoClasses needs images, and `classes`"),
+        ("Method", "`classes` of own_data:Method cannot be used: TypeError"),
+        ("Twice", "own_data:Twice has several classes of one name: cat"),
         ("Differ", "own_data:Differ: train and val do not have the same classes"),
         ("Tensors", r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an"),
         ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes"),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -68,6 +69,22 @@ def test_what_is_no_loss_is_told_in_one_line(name: str, message: str) -> None:
 def test_a_loss_that_does_not_take_the_targets_is_told() -> None:
     with pytest.raises(UserError, match=r"the loss torch.nn:BCEWithLogitsLoss fails: ValueError: Target size"):
         trainer(max_epochs=1).fit(module(loss="torch.nn:BCEWithLogitsLoss"), loader())
+
+
+def made() -> object:
+    return lambda logits, targets: MADE[0]
+
+
+MADE = [1.0, np.float32(1), torch.ones(2)]
+
+
+def test_a_loss_that_is_no_number_is_told() -> None:
+    for kind in ("float", "float32", r"\[2\]"):
+        with pytest.raises(
+            UserError, match=f"the loss .*:made fails: TypeError: it must return a tensor of one number, not {kind}"
+        ):
+            trainer(max_epochs=1).fit(module(loss=f"{__name__}:made"), loader())
+        MADE.pop(0)
 
 
 TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalization of its own

@@ -1,6 +1,7 @@
 """Where a run's images come from: `open_source` tells the kinds apart, and nothing else does."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,7 +13,7 @@ from torch.utils.data import IterableDataset
 from cait import plugins
 from cait.data.dataset import MapSamples, Samples
 from cait.data.folder import FolderSource, Splits
-from cait.errors import UserError
+from cait.errors import UserError, abbreviate, told_as
 from cait.references import is_path, made
 from cait.settings import group
 
@@ -93,9 +94,12 @@ def _open_own(path: str, split: str) -> MapSamples:
     dataset = made(path, split=split)
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
-    names = list(getattr(dataset, "classes", None) or [])
-    if len(names) < 2 or not len(dataset) or not all(isinstance(name, str) for name in names):
+    with told_as(f"the length or `classes` of {path} cannot be used"):
+        count, names = len(dataset), list(getattr(dataset, "classes", None) or [])
+    if len(names) < 2 or not count or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise UserError(f"{path} has several classes of one name: {abbreviate(twice)}")
     return MapSamples(path, split, dataset, names)
 
 

@@ -15,7 +15,7 @@ from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop, get_dimensions
 
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 from cait.references import locate
 from cait.settings import check_choice, check_range
 
@@ -147,12 +147,30 @@ class Augmentation:
 
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
-        return [locate(path) for path in self.augment_ops or ()]
+        return [OwnOperation(path, locate(path)) for path in self.augment_ops or ()]
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
         same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
         return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
+
+
+@dataclass(frozen=True)
+class OwnOperation:
+    """An augmentation of the user's own. Raises UserError if it fails, or makes an image of another kind."""
+
+    path: str
+    operation: Callable[[Any], Any]
+
+    def __call__(self, image: Any) -> Any:
+        with told_as(f"the augmentation {self.path} fails"):
+            if (kind := _kind(made := self.operation(image))) != _kind(image):
+                raise TypeError(f"it must return {_kind(image)}, as it gets, not {kind}")
+        return made
+
+
+def _kind(image: Any) -> str:
+    return f"an image in {image.mode} of {image.size}" if isinstance(image, Image.Image) else type(image).__name__
 
 
 def size_to_pad(image: Any, *target: Any) -> list[int]:

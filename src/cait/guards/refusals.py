@@ -121,7 +121,7 @@ def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
     lines = [line.strip(" -") for line in message.splitlines()]
     told = [line[:MOST] for line in lines if line and not line.startswith(REPEATED)]
-    return "; ".join(told).replace(":; ", ": ")
+    return "; ".join(dict.fromkeys(told)).replace(":; ", ": ")
 
 
 def check_settings(given: Any) -> None:

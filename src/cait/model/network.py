@@ -6,6 +6,7 @@ network has: `no_weight_decay()`, `compile_blocks()`, `grad_checkpointing` or
 each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md says what for.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from cait import references
-from cait.errors import UserError, did_you_mean, told_as
+from cait.errors import UserError, did_you_mean, tell_once, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 
@@ -210,14 +211,46 @@ def _made(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
 
 
 def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
-    """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
+    """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train.
+
+    Lines say what would make it learn less, or be another one when it is loaded.
+    """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
-    with told_as(f"{name} fails on images of {list(shape)}"), torch.no_grad(), in_evaluation(network):
-        logits = network(torch.zeros(2, *shape))
-    got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if got != [2, num_classes]:
+    images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    with told_as(f"{name} fails on images of {list(shape)}"), in_evaluation(network):
+        with torch.enable_grad():
+            logits = network(given := images.clone())
+        with torch.no_grad():  # last, so it keeps nothing that could not be copied
+            again = network(images.clone())
+    if (got := kind_of(logits)) != [2, num_classes]:
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
+    if not torch.equal(given, images):
+        raise UserError(f"{name} changes its images in place, which others see after it: compute with a copy of them")
+    if (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
+        tell_once(f"{name} ends in a softmax: leave that out, because the loss and every verb take logits")
+    if not torch.allclose(logits, again, equal_nan=True):
+        tell_once(f"{name} gives other logits when it sees the same images again, also in evaluation: is a dropout on?")
+    own = {id(parameter) for parameter in network.parameters()}
+    if others := [[*leaf.shape] for leaf in leaves(logits) if id(leaf) not in own]:
+        problem = f"computes with weights {others[0]} that are not its parameters: they neither train nor are saved"
+        tell_once(f"{name} {problem}; put layers that are in a list into nn.ModuleList")
+
+
+def kind_of(result: Any) -> list[int] | str:
+    """The shape of a tensor, the type of anything else."""
+    return list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+
+
+def leaves(result: Tensor) -> list[Tensor]:
+    """The tensors that a gradient of the result reaches."""
+    waiting, seen, found = [result.grad_fn], set(), list[Tensor]()
+    while waiting:
+        if (step := waiting.pop()) is not None and step not in seen:
+            seen.add(step)
+            waiting += [before for before, _ in step.next_functions]
+            found += [step.variable] if hasattr(step, "variable") else []
+    return found
 
 
 def logits_of(network: nn.Module, images: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class EvalMetrics(nn.Module):
             return
         for name, metric in self.own.items():
             with told_as(f"the metric {name} fails"):
-                metric.update(logits, labels)
+                metric.update(logits.clone(), labels.clone())  # it may change them
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
         """The values under their logged names, such as `val/acc1`. Counting then starts again.

@@ -215,11 +215,15 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        if not isinstance(logits := self(images), Tensor):
-            raise UserError(f"{self.name} gives no logits in training: try --model.fields.aux_logits false")
+        if (got := network.kind_of(logits := self(images))) != [len(images), self.num_classes]:
+            remedy = f"try --model.fields.aux_logits false, or have it return logits alone, not {got}"
+            raise UserError(f"{self.name} gives no logits in training: {remedy}")
         logits = precise(logits)
         with told_as(f"the loss {self.loss_settings.loss} fails"):
-            loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets).reshape(())
+            loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
+            if not (isinstance(loss, Tensor) and loss.numel() == 1):
+                raise TypeError(f"it must return a tensor of one number, not {network.kind_of(loss)}")
+        loss = loss.reshape(())
         if self.teacher is not None:
             loss = self.distillation.loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
