@@ -136,8 +136,7 @@ def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
 
     Without `BestCheckpoint`, the last callback that watches a metric, it does if it holds one.
     """
-    states = checkpoint.get("callbacks", {}).values()
-    watched = [state.get("monitor") for state in states if isinstance(state, dict)]
+    watched = [state.get("monitor") for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
     chosen_by = next((name for name in reversed(watched) if isinstance(name, str)), f"{VAL_EMA}/")
     has_one = average(checkpoint) is not None
     return has_one and chosen_by.startswith(f"{VAL_EMA}/") if asked is None else asked

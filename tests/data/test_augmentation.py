@@ -77,8 +77,7 @@ def assert_pixels(two_classes: Path, settings: dict, transform: Callable[[Image.
     std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
     levels, moved = [], False
     for key in KEYS:
-        index = key[1]
-        source, _ = exact.train_images.samples[index]
+        source, _ = exact.train_images.samples[key[1]]
         seed_generators(seeds.image(0, *key))
         reference = transform(load_image(source))
         image = trained_on(exact, key)

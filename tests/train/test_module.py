@@ -175,7 +175,7 @@ def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
 
 def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
     first = trainer()
-    first.fit(module(weight_decay=0.05), loader())
+    first.fit(module(weight_decay=0.05, optimizer_args=dict(maximize=True)), loader())
     first.save_checkpoint(tmp_path / "x.ckpt")
     again = trainer(max_epochs=4)
     again.fit(
@@ -184,7 +184,7 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
         ckpt_path=tmp_path / "x.ckpt",
     )
     groups = again.optimizers[0].param_groups
-    assert [group["weight_decay"] for group in groups] == [0.0, 0.3]
+    assert [(group["weight_decay"], group["maximize"]) for group in groups] == [(0.0, False), (0.3, False)]
     assert groups[0]["betas"] == (0.8, 0.99)
     assert groups[0]["initial_lr"] == 7e-3
     assert again.global_step == 24

@@ -148,6 +148,8 @@ class LastCheckpoint(Checkpoint):
         self._leave(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 0 and not sum(trainer.num_val_batches):  # a solved head that nothing has validated
+            self.save(trainer)
         self._raise_error(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -161,8 +163,7 @@ class LastCheckpoint(Checkpoint):
         self._raise_error(trainer)
 
     def _raise_error(self, trainer: Trainer) -> None:
-        error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
-        if error:
+        if error := trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None)):
             raise UserError(error)
 
     def _leave(self, trainer: Trainer) -> None:

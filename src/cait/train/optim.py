@@ -74,6 +74,7 @@ class OptimizerSettings:
         settings = {"lr_scale", "fused"}
         if any(before.get(name) != value for name, value in asdict(self).items()):
             settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
+            settings |= {*(before.get("optimizer_args") or {})}
         sizes = [len(group["params"]) for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         for state in states:

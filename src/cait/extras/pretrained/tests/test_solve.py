@@ -90,7 +90,8 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     assert all(torch.equal(value, start[name]) for name, value in network.state_dict().items() if "class" not in name)
 
     main(["resume", "head"])  # a run whose head alone was wanted is done
-    assert checkpoint(head)["global_step"] == 0
+    unseen = fit(digits, "unseen", *weights, "--model.freeze=true", "--trainer.limit_val_batches=0")
+    assert [checkpoint(each)["global_step"] for each in (head, unseen)] == [0, 0]
     with monkeypatch.context() as patch:
         patch.setattr(CaiTModule, "training_step", killed)
         with pytest.raises(SystemExit):
