@@ -223,7 +223,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     Raises what `read_text` does, and UserError if it is no table.
     """
     try:
-        return list(csv.DictReader(read_text(path).split("\n")[:-1], restval=""))
+        head, *lines = read_text(path).removeprefix("\ufeff").split("\n")
+        return list(csv.DictReader([head, *lines[:-1]] if lines else [], restval="", delimiter=_delimiter(head)))
     except csv.Error as error:
         raise UserError(f"{path} is no CSV file: {one_line(error)}") from error
 
@@ -237,7 +238,7 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
             head = file.readline()
-            delimiter = "," if "," in head else max(";\t", key=head.count) if {*";\t"} & {*head} else ","
+            delimiter = _delimiter(head)
             file.seek(0)
             blanks = f"{delimiter} " in head  # some tables have one before each cell, also before quotes
             reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks)
@@ -256,6 +257,11 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
         raise UserError(f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}") from error
+
+
+def _delimiter(head: str) -> str:
+    """What parts the cells of a table, by its first line: some spreadsheets save it with another."""
+    return max(",;\t", key=lambda sign: (sign == "," and sign in head, head.count(sign)))
 
 
 def _check_cells(row: dict[Any, Any], where: str) -> None:

@@ -167,6 +167,8 @@ def test_interrupted_or_cut_off(
     [
         ("cait --help | true; exit ${PIPESTATUS[0]}", 141, ""),
         ("cait --version > /dev/full", 2, "cannot use the disk: No space left on device"),
+        ("cait --help >&-", 0, ""),
+        ("mkdir a; cd a; rmdir ../a; cait fit", 2, "the working directory has been removed; change into another"),
     ],
 )
 def test_what_a_shell_hands_over_may_be_closed_or_full(command: str, status: int, told: str, tmp_path: Path) -> None:

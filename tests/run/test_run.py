@@ -109,6 +109,9 @@ def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_
     logger.log_metrics({"epoch": 1, "val_ema/acc1": 50.0}, step=3)  # a new column
     assert steps(tmp_path) == [0, 1, 1, 2, 3, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+    (tmp_path / "metrics.csv").write_text("\ufeff" + WHOLE.replace(",", ";") + torn, newline="")  # by a spreadsheet
+    _ = RunCSVLogger(tmp_path, first_step=3).experiment
+    assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
 
 
 def test_a_crash_in_rewriting_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,9 @@ def main(
 
 
 def _print_any_name() -> None:
-    """Let file names be printed that are no text, or whose letters the terminal lacks."""
+    """Let file names be printed that are no text, or whose letters the terminal lacks, or where nobody reads them."""
+    for name in ("stdout", "stderr"):  # one that the shell has closed is None, and its number would be the next file's
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         is_unicode = sys.stdout.encoding.lower().startswith("utf")
         with suppress(OSError):  # somebody has replaced the file below
@@ -123,7 +125,11 @@ def _run(argv: list[str], program: Program) -> None:
     if argv[0] == "--version":
         print(f"cait {cait.__version__}")
         return
-    if not sys.flags.safe_path and (here := os.getcwd()) not in sys.path:
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working directory has been removed; change into another") from error
+    if not sys.flags.safe_path and here not in sys.path:
         sys.path.append(here)  # `my_file:thing` is found beside logs/
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
