@@ -138,11 +138,12 @@ def test_a_run_validates_on_what_it_has_held_out(
     add(slice(30, 45))
     more = ["resume", "run", "--trainer.max_epochs=2"]
     for given, words in (
-        ([], "training pictures was 108, is 168; to continue anyway add --data.check_resume false"),
-        (["--data.val_fraction=0.5", "--data.check_resume=false"], "leave out --data.val_fraction, which was 0.1"),
+        (more, "training pictures was 108, is 168; to continue anyway add --data.check_resume false"),
+        ([*more, "--data.val_fraction=0.5", "--data.check_resume=false"], "leave out --data.val_fraction, which was"),
+        (["eval", "run", "--data.val_fraction=0.5"], "--data.val_fraction does nothing where logs/run says"),
     ):
         with pytest.raises(SystemExit):
-            main([*more, *given])
+            main(given)
         assert words in capsys.readouterr().err
     main([*more, "--data.check_resume=false"])
     assert "training pictures was 108, is 168" in caplog.text

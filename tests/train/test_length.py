@@ -101,8 +101,7 @@ def test_another_end_gives_the_cosine_to_that_end(batches: int, limits: dict, tm
 
 
 def test_accumulation_that_changes_by_epoch_is_counted_from_the_start(tmp_path: Path) -> None:
-    plan = {0: 1, 1: 2, 2: 4}
-    rates = leg(tmp_path / "x.ckpt", 6, callbacks=[GradientAccumulationScheduler(plan)])
+    rates = leg(tmp_path / "x.ckpt", 6, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})])
     assert rates.planned == len(rates.rates) == 6 + 3 + 2 + 2
     assert rates.rates[WARMUP:] == pytest.approx([cosine((step - WARMUP) / 10) for step in range(WARMUP, 13)])
 

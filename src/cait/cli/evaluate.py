@@ -116,7 +116,7 @@ class Scoring:
     """
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
-        self.folder = folder
+        self.folder, self.typed = folder, cli.line.typed
         self.config = cli.config.validate
         self.trainer = cli.trainer
         self.module = cli.model
@@ -147,8 +147,7 @@ class Scoring:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
             rows = self._rows()
-            further = (row for scorer in self.scorers for row in scorer.rows(rows, result))
-            show(result, [*rows, *further], self.chosen)
+            show(result, [*rows, *(row for each in self.scorers for row in each.rows(rows, result))], self.chosen)
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)
@@ -159,6 +158,8 @@ class Scoring:
         if not isinstance(source, FolderSource) or data.get("val_list") is not None:
             return
         folder = self.folder or rundir.of_checkpoint(self.config.ckpt_path or model.weights or "")
+        if folder and (asked := self.typed & {f"data.{name}" for name in source.divided_by}):
+            raise UserError(f"--{min(asked)} does nothing where {folder} says what it held out: leave it out")
         if folder and _is_own(folder, source, data.get("labels")):
             if (held_out := folder / rundir.VALIDATION).is_file():
                 source.validate_on(held_out)
