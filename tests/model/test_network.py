@@ -218,6 +218,13 @@ def test_what_a_network_would_do_otherwise_than_meant_is_told(
     assert bool(words) == bool(told)
 
 
+def test_a_classifier_is_a_layer() -> None:
+    own = module(name=f"{__name__}:Failing", fields=dict(kind="well")).model
+    own.get_classifier = lambda: "head"
+    with pytest.raises(UserError, match=r"get_classifier\(\) of Failing must return a layer, not str"):
+        classifier_keys(own)
+
+
 def test_a_network_that_no_gradient_reaches_ends_in_a_line() -> None:
     own = module(name=f"{__name__}:Failing", fields=dict(kind="detached"))
     with pytest.raises(RuntimeError) as error:

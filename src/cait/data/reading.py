@@ -192,7 +192,11 @@ def load_image(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> A
     """
     try:
         if reading.reader is not None:
-            return locate(reading.reader)(image, reading)
+            planes = locate(reading.reader)(image, reading)
+            if not (hasattr(planes, "numel") and planes.ndim == 3):
+                wanted = f"a tensor [in_chans, height, width], not {type(planes).__name__}"
+                raise UserError(f"the reader {reading.reader} must return {wanted}")
+            return planes
         with open_image(image) as opened:
             if reading.shrink is not None and opened is not image:  # it would change the caller's image
                 opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times

@@ -245,7 +245,10 @@ def classifiers(network: Any) -> list[Any]:
     found = network.get_classifier() if hasattr(network, "get_classifier") else None
     if found is None:
         return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1:]
-    return [*found] if isinstance(found, tuple | list) else [found]
+    layers = [*found] if isinstance(found, tuple | list) else [found]
+    if odd := [type(layer).__name__ for layer in layers if not isinstance(layer, nn.Module)]:
+        raise UserError(f"get_classifier() of {type(network).__name__} must return a layer, not {odd[0]}")
+    return layers
 
 
 def classifier_keys(network: Any) -> list[str]:

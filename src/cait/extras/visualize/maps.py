@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 from cait.extras import plots
 
 SCALES = "Each map has a scale of its own, from its least weight to its largest; ×1 is an even share over the patches."
@@ -52,7 +52,8 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
     """
     match kind(network):
         case "class attention":
-            maps = network.maps(image[None]).class_attention
+            with told_as(f"maps() of {type(network).__name__} fails"):
+                maps = network.maps(image[None]).class_attention
             side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
             return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
         case "attention":
