@@ -361,6 +361,7 @@ WITHOUT_USE = {
     "model.freeze_norm": ["true"],
     "model.solve_head": ["true"],
     "trainer.gradient_clip_algorithm": ["value"],
+    "trainer.min_epochs": ["4", "--trainer.max_epochs=3"],
     "save_every_n_steps": ["3", "--trainer.enable_checkpointing=false"],
     "logger": ["mlflow", "--trainer.logger=false"],
     "logger_args": ["{x: 1}"],
@@ -469,8 +470,7 @@ def test_a_setting_of_the_data_is_seen(name: str, files: dict[str, str]) -> None
         assert probe(files["OTHER"]) != probe(files["IMAGES"])
     elif not first:
         beside = placed(rest[0], files)
-        root = beside.pop("root")
-        assert_seen(name, (value, probe, beside), files, [root])
+        assert_seen(name, (value, probe, beside), files, [beside.pop("root")])
     else:
         assert_seen(name, DATA[name], files, first)
 
