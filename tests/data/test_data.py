@@ -27,7 +27,7 @@ from cait import seeds
 from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import scan_flat
-from cait.data.reading import Reading, load_image
+from cait.data.reading import Reading, UnreadableImages, load_image
 from cait.data.source import open_source
 from cait.errors import UserError
 
@@ -463,6 +463,13 @@ BREAKS = {
     "a cut PNG": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00"),
     "vanished": lambda path: (path.unlink(), path.symlink_to("/nowhere/gone.jpg")),
 }
+
+
+def test_the_list_of_unreadable_images_takes_any_name(tmp_path: Path) -> None:
+    names = [os.fsdecode(b"a\xff.jpg"), 'b, "c"\n.jpg', "ö.jpg"]
+    for name in names:
+        UnreadableImages(tmp_path / "list.csv").note(name, "cut off")
+    assert UnreadableImages(tmp_path / "list.csv").read() == dict.fromkeys(names, "cut off")
 
 
 @pytest.mark.parametrize("backend", ["auto", "timm"])

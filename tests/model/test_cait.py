@@ -213,6 +213,7 @@ def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
     maps = own.maps(torch.randn(3, 3, 32, 32))
     assert [len(kind) for kind in maps] == [2, 2]
     assert own.training
+    assert not any(part._forward_pre_hooks for part in own.modules())
     for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
         assert all(map_.shape == shape for map_ in kind)
     assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))

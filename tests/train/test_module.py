@@ -188,6 +188,10 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
     assert groups[0]["betas"] == (0.8, 0.99)
     assert groups[0]["initial_lr"] == 7e-3
     assert again.global_step == 24
+    last = trainer(max_epochs=5)
+    again.save_checkpoint(tmp_path / "y.ckpt")
+    last.fit(module(optimizer_args=dict(maximize=True)), loader(), ckpt_path=tmp_path / "y.ckpt")
+    assert last.optimizers[0].param_groups[0]["maximize"]
 
 
 def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:

@@ -167,7 +167,8 @@ def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, to
         if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
             best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
-        writer.writerow([path, *([*itertools.chain(*best)] or [""] * 2 * places), row.get("error", "")])
+        found = [*itertools.chain(*best)] or [""] * 2 * places
+        writer.writerow([path, *found, row.get("error", "")])
 
 
 def _jsonl(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:

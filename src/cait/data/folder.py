@@ -125,7 +125,8 @@ class FolderSource:
     def class_names(self) -> list[str]:
         """The sorted names of the class folders."""
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
-        names = [*class_folders(folder := self.split_folders()[0])]
+        folder, _ = self.split_folders()
+        names = [*class_folders(folder)]
         if len(names) < 2:
             needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
             raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")

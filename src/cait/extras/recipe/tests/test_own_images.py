@@ -240,6 +240,7 @@ def test_a_class_of_few_images_is_told() -> None:
     ("machine", "patches"), [(TWO_CORES, [4, 8, 4, 8, 16, 16, 1, 1]), (Machine(16, 1, True), [2, 2, 3, 3, 4, 6, 1, 1])]
 )
 def test_the_blocks_see_few_patches(machine: Machine, patches: list[int]) -> None:
+    assert recipe(machine=machine).settings["data.img_size"] == (128 if machine.gpus else 64)
     found = [recipe(given={"data.img_size": size}, machine=machine) for size in (28, 32, 36, 48, 64, 96, 2, 1)]
     assert [each.settings["model.fields.patch_size"] for each in found] == patches
     assert found[0].settings["model.fields.depth"] == (12 if machine.gpus else 1)
@@ -279,6 +280,7 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     assert "model.freeze" not in found
     slow = recipe(given=RESNET, measure=Typical(1.0), weights=PUBLISHED)
     assert slow.settings["model.freeze"] is True
+    assert (slow.settings["trainer.max_epochs"], "trainer.max_steps" in slow.settings) == (1, False)
     assert "because not one epoch fits" in dict(slow.lines)["frozen"]
     assert "ema.decay" not in slow.settings
     whole = recipe(given=RESNET | {"model.solve_head": False}, weights=PUBLISHED).settings
@@ -449,6 +451,15 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
     brief = ["--data.balance=null", "--trainer.max_steps=1", "--baselines=false"]
     main(["fit", "--data.root=my photos", "--from", "my-photos", *BRIEF, *brief, "--run_name=second"])
     assert "the head starts anew" in caplog.text
+
+
+@pytest.mark.parametrize(("flags", "fast"), [("avx512_bf16", False), ("amx_bf16 amx_tile", True)])
+def test_a_processor_with_units_for_bfloat16_trains_in_it(
+    flags: str, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
+    monkeypatch.setattr(figures, "Path", lambda _: tmp_path / "cpuinfo")
+    assert this_machine({"trainer.accelerator": "cpu"}).fast_bf16 == fast
 
 
 @pytest.mark.parametrize(("capability", "fast"), [(7, False), (8, True)])  # T4, V100 and RTX 20; A100

@@ -156,6 +156,8 @@ def test_a_network_that_has_seen_the_images_is_near_to_them(here: Path) -> None:
     near, far = (unlikeness(network, each.predict_samples, each, torch.device("cpu")) for each in (usual, other))
     assert near < 0.1
     assert far > 0.5
+    without = timm.create_model("test_vit", img_size=32)  # it has no BatchNorm, so nothing tells
+    assert unlikeness(without, other.predict_samples, other, torch.device("cpu")) == 0
 
 
 def test_who_is_ahead_by_more_than_the_noise_wins() -> None:
