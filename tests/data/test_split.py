@@ -173,3 +173,9 @@ def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -
         images = torch.randn(2, 3, 8, 8)
         logits = load_teacher(settings, network, normalization, classes)(images)
         torch.testing.assert_close(logits, built(images)[:, [1, 2, 0]])
+        checkpoint["hyper_parameters"]["task"] = "several"
+        torch.save(checkpoint, path)
+        with pytest.raises(UserError, match="gives an image several classes, the data one"):
+            load_teacher(settings, network, normalization, classes)
+        with pytest.raises(UserError, match="is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it"):
+            load_teacher(DistillationSettings("hard", teacher=str(tmp_path)), network, normalization, classes)

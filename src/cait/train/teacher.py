@@ -67,6 +67,8 @@ def load_teacher(
     teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, img_size = settings.teacher, None
+    if Path(name).is_dir():
+        raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name, classes or ())
         known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
@@ -89,6 +91,8 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
     hparams = checkpoint.get("hyper_parameters", {})
     shape = ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}
     disk.check_shape(hparams, shape, Path(path), "hyper_parameters")
+    if hparams.get("task"):
+        raise UserError(f"the teacher {path} gives an image several classes, the data one")
     name = hparams["name"]
     signed = references.PATH.findall(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
     if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's

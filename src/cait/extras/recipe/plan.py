@@ -73,7 +73,7 @@ class Plan(Callback):
         self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:
             why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
-            told = f"{self.epochs} epochs, {why}"
+            told = f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'}, {why}"
             rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
         self.step, self.before = trainer.global_step, trainer.max_epochs
         end_after(self.epochs, trainer)
