@@ -44,9 +44,10 @@ def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Pat
     assert again.predict(image) == loaded.predict(image)
 
 
-def test_other_sizes_than_the_datas_are_refused(digits_root: Path) -> None:
+@pytest.mark.parametrize("others", [{}, {"img_size": 8}])  # with both the network is built before the data are known
+def test_other_sizes_than_the_datas_are_refused(others: dict[str, int], digits_root: Path) -> None:
     with pytest.raises(UserError, match=r"^the module has num_classes 1000, the data has 10: leave it out"):
-        trainer(max_steps=1).fit(module(num_classes=1000), data(digits_root))
+        trainer(max_steps=1).fit(module(num_classes=1000, **others), data(digits_root))
 
 
 def test_a_plain_trainer_resumes_in_the_middle_of_an_epoch_to_the_bit(digits_root: Path, tmp_path: Path) -> None:
