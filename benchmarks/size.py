@@ -37,9 +37,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6960, 6500),
-    "lines of all source without tests": Limit(15829, 12500),
-    "lines of its tests": Limit(17249, 12900),
+    "lines of model, data, train, run and cli": Limit(6964, 6500),
+    "lines of all source without tests": Limit(15833, 12500),
+    "lines of its tests": Limit(17256, 12900),
     "lines of contrib without tests": Limit(4522, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),
