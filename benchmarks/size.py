@@ -37,8 +37,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6964, 6500),
-    "lines of all source without tests": Limit(15833, 12500),
+    "lines of model, data, train, run and cli": Limit(6963, 6500),
+    "lines of all source without tests": Limit(15829, 12500),
     "lines of its tests": Limit(17256, 12900),
     "lines of contrib without tests": Limit(4522, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
@@ -50,7 +50,7 @@ LIMITS = {
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1452, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),
-    "lines of a checkpoint and its resume": Limit(2702, 2280),
+    "lines of a checkpoint and its resume": Limit(2699, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),

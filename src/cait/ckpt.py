@@ -90,12 +90,9 @@ def why_unread(path: Path, error: Exception) -> str:
     """The end of a message: what a file holds that torch refused to read; empty if that is not known."""
     if "TorchScript" in str(error):
         return "; it is a TorchScript archive, which is code: save the state_dict() of its network"
-    kind = re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error))
-    return (
-        f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone"
-        if kind
-        else disk.in_its_place(path)
-    )
+    if kind := re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error)):
+        return f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone"
+    return disk.in_its_place(path)
 
 
 def is_whole(path: Path) -> bool:

@@ -90,11 +90,10 @@ def _read(path: str | Path) -> Any:
     except UserError:
         raise
     except Exception as error:
-        is_json = path.suffix == ".json"  # timm's, or the index of a network in several files
         why = "; it is JSON: name a file of tensors, and if there are several shards, join them into one"
-        raise UserError(
-            f"{path} cannot be read as weights{why if is_json else ckpt.why_unread(path, error)}"
-        ) from error
+        if path.suffix != ".json":  # timm's, or the index of a network in several files
+            why = ckpt.why_unread(path, error)
+        raise UserError(f"{path} cannot be read as weights{why}") from error
 
 
 def load_weights(
