@@ -51,7 +51,7 @@ def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     assert "images that a run has seen" in cait(place, installed, "--help")
     fit = ("fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2")
     assert "128 images seen" in cait(place, installed, *fit, "--count_every_n_steps=2").splitlines()
-    assert cait(place, installed, "seen", "counted") == "128 images seen\n"
+    assert "128 images seen" in cait(place, installed, "seen", "counted").splitlines()
     assert "256 images seen" in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
     # Without the package there is no such verb, and the run still goes on.
     assert "unknown verb 'seen'" in cait(place, None, "seen", "counted", status=2)
@@ -60,4 +60,4 @@ def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     assert "images seen" not in resumed
     cait(place, installed, "fit", *SMALL, "--run_name=plain", "--trainer.max_steps=1")
     message = "cait: error: logs/plain did not count: train with --count_every_n_steps\n"
-    assert cait(place, installed, "seen", "plain", status=2) == message
+    assert cait(place, installed, "seen", "plain", status=2).endswith(message)
