@@ -15,7 +15,7 @@ from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop, get_dimensions
 
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
-from cait.errors import UserError, told_as
+from cait.errors import UserError, of_own_line, one_line
 from cait.references import locate
 from cait.settings import check_choice, check_range
 
@@ -157,15 +157,20 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class OwnOperation:
-    """An augmentation of the user's own. Raises UserError if it fails, or makes an image of another kind."""
+    """An augmentation of the user's own. Raises UserError if it makes an image of another kind."""
 
     path: str
     operation: Callable[[Any], Any]
 
     def __call__(self, image: Any) -> Any:
-        with told_as(f"the augmentation {self.path} fails"):
-            if (kind := _kind(made := self.operation(image))) != _kind(image):
-                raise TypeError(f"it must return {_kind(image)}, as it gets, not {kind}")
+        try:
+            made = self.operation(image)
+        except TypeError as error:
+            if of_own_line(error):  # which a loader process tells
+                raise
+            raise UserError(f"the augmentation {self.path} fails: {one_line(error)}") from error
+        if (kind := _kind(made)) != _kind(image):
+            raise UserError(f"the augmentation {self.path} must return {_kind(image)}, as it gets, not {kind}")
         return made
 
 
