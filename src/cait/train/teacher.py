@@ -67,8 +67,6 @@ def load_teacher(
     teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, img_size = settings.teacher, None
-    if Path(name).is_dir():
-        raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name, classes or ())
         known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
@@ -114,6 +112,8 @@ def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:
     import timm
 
     name, path = settings.teacher.removeprefix(TIMM), settings.teacher_path
+    if not timm.is_model(name) and Path(name).is_dir():
+        raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
     overlay = {"file": path, "num_classes": num_classes} if path else None
     how: dict[str, Any] = {**(settings.teacher_fields or {}), "pretrained": True, "pretrained_cfg_overlay": overlay}
     try:
