@@ -73,8 +73,8 @@ class OptimizerSettings:
         groups = self.build(network, lr).param_groups
         settings = {"lr_scale", "fused"}
         if any(before.get(name) != value for name, value in asdict(self).items()):
-            settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
-            settings |= {*(before.get("optimizer_args") or {})}
+            arguments = (self.optimizer_args or {}) | (before.get("optimizer_args") or {})
+            settings |= {"weight_decay", "betas", "eps", *arguments}
         sizes = [len(group["params"]) for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         for state in states:

@@ -29,12 +29,11 @@ def step_callbacks(module: Any, data: Any) -> list[Any]:
     """What solves a new head, and what freezes the network, when a run asks for it."""
     from cait.extras.pretrained.freeze import Freeze
 
-    found: list[Any] = [Freeze()]
-    if module.hparams.get("solve_head"):
-        from cait.extras.pretrained.solve import SolveHead
+    if not module.hparams.get("solve_head"):
+        return [Freeze()]
+    from cait.extras.pretrained.solve import SolveHead
 
-        found.insert(0, SolveHead())
-    return found
+    return [SolveHead(), Freeze()]
 
 
 def callbacks(run: Run) -> list[Any]:
