@@ -44,6 +44,8 @@ class OtherEndedError(UserError):
 
 OF_WORKER = re.compile(r"(?s)Caught .*Traceback \(most recent call last\):\n(?-s:(?: .*\n)*)(.*)")
 """The message of an error that a process of a DataLoader has raised: its traceback, then its kind and what it says."""
+CAUSED = "\nThe above exception was the direct cause of"
+"""What follows the traceback of a cause in such a message."""
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"), "<")
 PACKAGES = {"site-packages", "dist-packages"}
 """How the files of others begin, and a folder in which they lie."""
@@ -159,12 +161,12 @@ def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
     """
     found: BaseException | None = error
     while found is not None:
-        is_ours = isinstance(found, UserError)
-        for file, number in reversed([] if is_ours else _calls(found)):
+        for file, number in reversed(_calls(found)):
             is_theirs = file.startswith(LIBRARIES) or not file.endswith(".py")  # compiled, as numpy/random/mtrand.pyx
             if not is_theirs and PACKAGES.isdisjoint(Path(file).parts):
                 return found, f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
-        found = found.__cause__ or (None if is_ours or found.__suppress_context__ else found.__context__)
+        has_context = not (isinstance(found, UserError) or found.__suppress_context__)
+        found = found.__cause__ or (found.__context__ if has_context else None)
     return None
 
 
@@ -187,11 +189,14 @@ def told_as(what: str) -> Iterator[None]:
 
 
 def _calls(error: BaseException) -> list[tuple[str, int]]:
-    """File and line of each call that led to an error, the outermost first."""
+    """File and line of each call that led to an error, the outermost first; of a loader's UserError its cause's."""
+    text = BaseException.__str__(error)
     calls = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:
+    if isinstance(error, UserError):
+        calls, text = [], text.rpartition(CAUSED)[0]
+    elif isinstance(error, SyntaxError) and error.filename:
         calls.append((error.filename, error.lineno or 0))
-    if OF_WORKER.match(text := str(error)):
+    if OF_WORKER.match(text):
         calls += [(file, int(number)) for file, number in re.findall(r'^ *File "(.+)", line (\d+)', text, re.MULTILINE)]
     return calls
 
@@ -205,8 +210,10 @@ def in_a_line(error: Exception) -> UserError | None:
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
     if not (own := of_own_line(error)):
         return type(known)("; ".join([str(known), *notes])) if known else None
-    kind, line = said(own[0]).partition(":")[0], str(known or said(own[0]))
-    missing = ", ".join(word for word in (kind, own[1]) if word not in line)
+    cause, place = own
+    line, kind = str(known or said(cause)), said(cause).partition(":")[0]
+    words = (place,) if isinstance(cause, UserError) else (kind, place)  # a UserError says the kind of its cause
+    missing = ", ".join(word for word in words if word not in line)
     told = "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
     return type(known or UserError())(told)
 

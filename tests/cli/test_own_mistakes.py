@@ -197,6 +197,7 @@ def test_the_line_of_the_users_file_is_named(part: str, kind: str, run: Run, mon
     assert SAID[kind] in told
     assert f"mine.py:{LINES[kind]})" in told
     assert "; CAIT_TRACEBACK=1 shows all of it" in told
+    assert ("the augmentation mine:operation fails" in told) is part.startswith("augmentation")
 
 
 def test_all_of_it_is_shown_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop, get_dimensions
 
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
-from cait.errors import UserError, of_own_line, one_line
+from cait.errors import UserError, told_as
 from cait.references import locate
 from cait.settings import check_choice, check_range
 
@@ -147,7 +148,7 @@ class Augmentation:
 
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
-        return [OwnOperation(path, locate(path)) for path in self.augment_ops or ()]
+        return [partial(apply_own, path, locate(path)) for path in self.augment_ops or ()]
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
@@ -155,23 +156,13 @@ class Augmentation:
         return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
 
 
-@dataclass(frozen=True)
-class OwnOperation:
-    """An augmentation of the user's own. Raises UserError if it makes an image of another kind."""
-
-    path: str
-    operation: Callable[[Any], Any]
-
-    def __call__(self, image: Any) -> Any:
-        try:
-            made = self.operation(image)
-        except TypeError as error:
-            if of_own_line(error):  # which a loader process tells
-                raise
-            raise UserError(f"the augmentation {self.path} fails: {one_line(error)}") from error
-        if (kind := _kind(made)) != _kind(image):
-            raise UserError(f"the augmentation {self.path} must return {_kind(image)}, as it gets, not {kind}")
-        return made
+def apply_own(path: str, operation: Callable[[Any], Any], image: Any) -> Any:
+    """Apply an augmentation of the user's own. Raises UserError if it fails, or makes an image of another kind."""
+    with told_as(f"the augmentation {path} fails"):
+        made = operation(image)
+    if (kind := _kind(made)) != _kind(image):
+        raise UserError(f"the augmentation {path} must return {_kind(image)}, as it gets, not {kind}")
+    return made
 
 
 def _kind(image: Any) -> str:
