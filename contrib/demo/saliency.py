@@ -28,10 +28,7 @@ class WithSaliency(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         maps: list[Tensor] = []
         attn: Any = self.cait.blocks_token_only[0].attn
-        hook = attn.register_forward_pre_hook(lambda _, given: maps.append(attn.maps(given[0])))
-        try:
+        with attn.register_forward_pre_hook(lambda _, given: maps.append(attn.maps(given[0]))):
             logits = self.cait(images)
-        finally:
-            hook.remove()
         side = images.shape[-1] // self.cait.config.patch_size
         return logits, maps[0][:, :, 0, -side * side :].mean(dim=1).unflatten(-1, (side, side))

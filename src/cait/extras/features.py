@@ -98,11 +98,8 @@ def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.nda
 
     seen: list[Tensor] = []
     for layer in [head] if head else classifiers(network)[:1]:
-        hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-        try:
+        with layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0])):
             logits_of(network, images)
-        finally:
-            hook.remove()
     if not seen:
         raise UserError("features are what the classifier sees, and the network calls none: give it get_classifier()")
     features = seen[-1].movedim(1, -1) if isinstance(layer, nn.Conv2d) else seen[-1]

@@ -7,6 +7,8 @@ as it is. Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -227,19 +229,16 @@ class CaiT(TimmCalls, nn.Module):
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
         """The attention maps of images [B, C, S, S], as in evaluation; not of compiled blocks."""
-        found = Maps([], [])
-        kinds: list[Any] = [self.blocks, self.blocks_token_only]
-        hooks = [
-            block.attn.register_forward_pre_hook(lambda attn, given, maps=maps: maps.append(attn.maps(given[0])))
-            for maps, blocks in zip(found, kinds, strict=True)
-            for block in blocks
-        ]
-        try:
-            with in_evaluation(self):
-                self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+        def keep(maps: list[Tensor], attn: Any, given: tuple[Tensor]) -> None:
+            maps.append(attn.maps(given[0]))
+
+        found, kinds = Maps([], []), (self.blocks, self.blocks_token_only)
+        with in_evaluation(self), ExitStack() as hooks:
+            for maps, blocks in zip(found, kinds, strict=True):
+                for block in blocks:
+                    hooks.enter_context(block.attn.register_forward_pre_hook(partial(keep, maps)))
+            self(images)
         return found
 
     def compile_blocks(self) -> None:

@@ -163,12 +163,8 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
         if left < 0:
             raise UserError("its settings make a network that is far larger than its weights")
 
-    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
-    try:
+    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def in_channels_last(network: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ import math
 import os
 import statistics
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -99,13 +100,11 @@ def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device
         away = inputs[0].float().transpose(0, 1).flatten(1).mean(1) - norm.running_mean
         apart.append(float((away.abs() / (norm.running_var + norm.eps).sqrt()).mean()))
 
-    norms = [part for part in network.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for part in network.modules():
+            if isinstance(part, _BatchNorm) and part.track_running_stats:
+                hooks.enter_context(part.register_forward_pre_hook(note))
         extract(network, samples, data, device, evenly(len(samples), BATCH))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return statistics.fmean(apart) if apart else 0.0
 
 

@@ -7,6 +7,7 @@ import copy
 import fnmatch
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,10 @@ def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
     def note(module: nn.Module, _: Any, output: Any) -> None:
         called.append((module, output.shape if isinstance(output, Tensor) else torch.Size()))
 
-    hooks = [module.register_forward_hook(note) for module in network.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in network.modules():
+            hooks.enter_context(module.register_forward_hook(note))
         best = int(network(image[None]).argmax())
-    finally:
-        for hook in hooks:
-            hook.remove()
     layer = _last_maker(called)
     with torch.enable_grad():
         pixels = image[None].clone().requires_grad_()  # the network's own weights may be frozen
