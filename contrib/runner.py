@@ -29,7 +29,6 @@ def train_run(
     """Train a run to its end. If it has a checkpoint, resume it. Ctrl-C has it save and stop.
 
     Args:
-        program: starts the run.
         folder: of the run, which is there.
         settings: arguments of `cait fit`, for a new run.
         variables: of the environment, beside those of this process.
@@ -63,14 +62,7 @@ def train_run(
 
 @contextlib.contextmanager
 def interruptible(what: str) -> Iterator[None]:
-    """Take SIGTERM and a closed terminal's SIGHUP as Ctrl-C, and say that the runs have saved.
-
-    Args:
-        what: what the runs are called, as "trials".
-
-    Raises:
-        KeyboardInterrupt: for each of these.
-    """
+    """Take SIGTERM and a closed terminal's SIGHUP as Ctrl-C, and say that the runs, called `what`, have saved."""
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:

@@ -26,7 +26,6 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     """Show the doubtful images, the most doubtful first, with their label and the class that seems right.
 
     Args:
-        rows: the doubtful ones of the table.
         images: how many images were judged.
         data: a data module of theirs, for the place of their files and how these are read.
     """

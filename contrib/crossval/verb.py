@@ -44,7 +44,10 @@ def crossval(arguments: list[str], program: Program) -> None:
     if "data.folds" not in names:
         settings.append(f"--data.folds={FOLDS}")
     options.add_argument("--data.folds", dest="folds", nargs="?")
-    count = _count(options.parse_known_args(settings)[0].folds)
+    folds = options.parse_known_args(settings)[0].folds
+    if folds is None or not folds.isdigit() or int(folds) < 2:
+        raise UserError(f"--data.folds must be at least 2, got {folds}")
+    count = int(folds)
     check_run_name(given.name)
     folder = rundir.LOGS / given.name
     disk.check_inside(folder)
@@ -56,12 +59,6 @@ def crossval(arguments: list[str], program: Program) -> None:
             print(f"fold {fold} of {count}: {os.path.relpath(run)}", flush=True)
     _report(folder, runs)
     _doubt(folder, runs, program)
-
-
-def _count(text: str | None) -> int:
-    if text is None or not text.isdigit() or int(text) < 2:
-        raise UserError(f"--data.folds must be at least 2, got {text}")
-    return int(text)
 
 
 def _remember(folder: Path, settings: Sequence[str]) -> None:

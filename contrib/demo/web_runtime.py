@@ -26,13 +26,10 @@ FILES = {
 
 
 def files(given: Path | None) -> dict[str, bytes]:
-    """The contents of the files by name.
+    """The contents of the files by name, from the package's folder or its .tgz that is `given`.
 
-    Args:
-        given: the package's folder or its .tgz; None takes the files in ~/.cache/cait, where npm fetches them once.
-
-    Raises:
-        UserError: there is no npm, it cannot fetch the package, or what was given or fetched is of another version.
+    None takes those in ~/.cache/cait, where npm fetches them once. Raises UserError if there is no npm, it cannot fetch
+    the package, or what was given or fetched is of another version.
     """
     place = given or _cache()
     if given is None and not all((place / name).is_file() for name in FILES):

@@ -64,16 +64,12 @@ def write(
     most: int,
     preprocessing: Preprocessing,
 ) -> list[Path]:
-    """Draw the images of a step in `stem`.png, `stem`-2.png, ..., and list them in `stem`.csv.
+    """Draw the images of a step in `stem`.png, `stem`-2.png, ..., and list them in `stem`.csv; returns these files.
 
     Args:
         batches: of the step, each with the loss of its images, if known.
         several: whether there are several batches.
         most: images to draw at most; all are listed.
-        preprocessing: how the images were normalized.
-
-    Returns:
-        the files.
     """
     cells: list[Cell] = []
     lines: list[list[Any]] = []

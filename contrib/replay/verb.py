@@ -24,7 +24,6 @@ the norms of the gradients. Steps count from 0, as in metrics.csv. The run may s
 
 
 def replay(arguments: list[str], program: Program) -> None:
-    """Go through steps of a run again."""
     named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
     trusted, others = split_trust(arguments[len(named) :])
     options = Options("replay", DESCRIPTION)

@@ -96,7 +96,6 @@ class Classifier(LitAPI):
         self.load, self.top_k = load, top_k
 
     def setup(self, device: str) -> None:
-        """Load the network."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; this one ends last
         self.module = self.load().to(device)
 

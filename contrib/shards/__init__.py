@@ -24,11 +24,7 @@ PLAN = ".plan.json"
 
 @dataclass(frozen=True)
 class Shards:
-    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder"."""
 
     data_dir: str | None = None
     """For shards in a bucket it is the folder of their cache; None means data/cache."""
@@ -52,8 +48,7 @@ GROUPS = {"data": "contrib.shards:Shards"}
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The shards at `root`; None if there are none.
 
-    Raises:
-        UserError: this kind of address is not supported, or the shards in the folder are not finished.
+    Raises UserError if this kind of address is not supported, or the shards in the folder are not finished.
     """
     if "://" in root:
         if not root.startswith(("s3://", "gs://")):

@@ -96,7 +96,6 @@ class Bucket(Folder):
 
     Args:
         root: s3://bucket/folder or gs://bucket/folder.
-        cache_dir: folder of the cache.
         limit: bytes that the chunks in it may take.
     """
 

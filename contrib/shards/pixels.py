@@ -14,11 +14,7 @@ from cait.settings import check_range
 
 @dataclass(frozen=True)
 class Pixels:
-    """How a training image is stored. A file that Pillow cannot read stays as it is: a run replaces and lists it.
-
-    Raises:
-        UserError: a value is out of range.
-    """
+    """How a training image is stored. A file that Pillow cannot read stays as it is: a run replaces and lists it."""
 
     max_side: int | None = None
     """Images with a longer side than this are made smaller; None leaves their size."""

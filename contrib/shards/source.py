@@ -149,8 +149,7 @@ class ShardSource:
     def order(self) -> Windowed | None:
         """The order of the training images; None for the published one.
 
-        Raises:
-            UserError: the run reads other pixels than the shards hold, or the cache is too small for the order.
+        Raises UserError if the run reads other pixels than the shards hold, or the cache is too small for the order.
         """
         if self.index["pixels"]:
             self.index["pixels"].check(self.settings)

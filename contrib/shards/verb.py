@@ -17,7 +17,6 @@ NAMES = {"train_split": "train", "val_split": "val", "data_dir": None, "input_ke
 
 
 def shards(arguments: list[str], program: Program) -> None:
-    """Make shards of a data set."""
     asked = _options().parse_args(arguments)
     if asked.images < 1 or (asked.workers is not None and asked.workers < 0):
         raise UserError("--images must be at least 1 and --workers at least 0")

@@ -55,15 +55,14 @@ def make(
     A chunk appears by a rename, so it is whole or absent. Nothing in it depends on other chunks, on the number of
     processes or on earlier kills, as it would with `litdata.optimize`.
 
+    Raises UserError if an image cannot be read, or `out` cannot be used.
+
     Args:
         source: a prepared source of the data set `root`, with which its images' names begin.
         splits: what the source calls its sets, by "train" and "val".
         images: images in a chunk.
         workers: processes.
         pixels: how the training images are changed; those of validation never are, so scores stay what they were.
-
-    Raises:
-        UserError: an image cannot be read, or `out` cannot be used.
     """
     sets = {"train": source.train, "val": source.val}
     names = {
@@ -78,17 +77,13 @@ def make(
         _start_writing(out, plan)
         chunks = Chunks(sets, out, images, pixels)
         records: dict[str, list[Record]] = {split: [] for split in SPLITS}
-        for split, record in DataLoader(chunks, None, num_workers=workers, collate_fn=_same):
+        for split, record in DataLoader(chunks, None, num_workers=workers, collate_fn=tuple):
             records[split].append(record)
             yield len(record["labels"])
         for split, listed in names.items():
             content[split] = {"split": splits[split], **_finish(chunks, split, records[split], listed)}
         _write(out / INDEX, f"{json.dumps(content)}\n".encode())  # last: it marks the shards as complete
         (out / PLAN).unlink()
-
-
-def _same(item: Any) -> Any:
-    return item
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -146,10 +141,7 @@ def pack(images: Iterable[tuple[bytes, int]], count: int) -> bytes:
     """A chunk of `count` images and labels in LitData's format.
 
     In uint32 it holds `count`, the place of each item and the end. An item is the sizes of image and label in
-    uint32, the image, and the label in int64.
-
-    Raises:
-        UserError: the images are too large for one chunk.
+    uint32, the image, and the label in int64. Raises UserError if the images are too large for one chunk.
     """
     items, places = [], [4 * (count + 2)]
     for data, label in images:
@@ -178,10 +170,7 @@ def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes,
     """The bytes of an image's file, changed by `pixels` if it is given, and its label.
 
     An image that is decoded already becomes a PNG file, which keeps the pixels, the alpha channel and the EXIF
-    orientation, so a run's settings apply as before.
-
-    Raises:
-        UserError: the image cannot be read.
+    orientation, so a run's settings apply as before. Raises UserError if the image cannot be read.
     """
     try:
         raw, label = samples[index]

@@ -36,7 +36,6 @@ class Grid:
 
     Args:
         path: the file; `grid.yaml` beside this module says what stands in one.
-        size: one of its sizes.
         data: folder to train on; None takes the embedded digits.
         more: further arguments of every run.
     """

@@ -36,10 +36,7 @@ SEEDS = 10_000
 class SearchSpace:
     """The settings that the trials of a sweep differ in, those that they share, and how the trials are chosen.
 
-    Raises UserError if it cannot be read, has an unknown key or an invalid value; the error names it.
-
-    Args:
-        path: the file, which errors name.
+    Raises UserError if the file cannot be read, has an unknown key or an invalid value; the error names it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -39,11 +39,6 @@ class Sweep:
     """The work of this process on a sweep, one trial after the other.
 
     Raises UserError if the folder has trials of another search space.
-
-    Args:
-        search: what the sweep searches.
-        folder: the sweep's folder.
-        program: starts the trials.
     """
 
     def __init__(self, search: SearchSpace, folder: Path, program: Program) -> None:

@@ -277,12 +277,6 @@ def is_text(name: str) -> bool:
     return name == name.encode(errors="replace").decode()
 
 
-def cause_of(error: BaseException) -> str:
-    """Why a file could not be written. torch.save wraps the error of a full disk in a RuntimeError."""
-    cause = error if isinstance(error, OSError) else error.__context__ or error
-    return getattr(cause, "strerror", None) or str(cause)
-
-
 def flush(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

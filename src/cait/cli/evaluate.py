@@ -190,7 +190,6 @@ class Scoring:
         return scores | metrics.by_class(self.data.class_names)
 
     def _about(self) -> Scores:
-        """What is scored."""
         config = self.config
         return {
             "weights": config.ckpt_path or config.model.weights or f"timm's {self.module.name}",

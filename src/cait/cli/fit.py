@@ -29,7 +29,6 @@ def fit(arguments: list[str], program: Program) -> None:
 
 
 def resume(arguments: list[str], program: Program) -> None:
-    """Continue a run."""
     if HELP & {*arguments}:
         print(USAGE)
         return
@@ -57,7 +56,6 @@ def train(line: Line, program: Program) -> None:
 
 
 def continued(folder: Path, words: list[str], program: Program) -> Line:
-    """The line that continues a run."""
     from cait.guards import trust
 
     config = rundir.config(folder)

@@ -85,12 +85,7 @@ class SaveConfig(Callback):
 
 
 class CaiTCLI(LightningCLI):
-    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`.
-
-    Args:
-        line: the verb, and what is given to it.
-        program: what `cait` was started with.
-    """
+    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
     lock: RunLock | None = None
     given: refusals.Given | None = None

@@ -109,7 +109,6 @@ def _why_unreadable(path: str, reading: Any) -> str:
 
 
 def _write(loaded: loading.Loaded, paths: list[str], given: argparse.Namespace) -> None:
-    """Write the rows to the file or to the screen."""
     start, screen, unreadable = time.monotonic(), console(stderr=True), list[str]()
     is_shown = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
     rows = _rows(loaded, paths, given.top_k, unreadable)

@@ -163,7 +163,6 @@ class ImageNetDataModule(LightningDataModule):
         return torch.tensor(labels)
 
     def summary(self) -> str:
-        """The data set in a line."""
         images = f"{len(self.source.train):,} training and {len(self.source.val):,} validation images"
         return f"{self.root}: {images}, {self.num_classes} classes{not_listed(getattr(self.source, 'left_out', {}))}"
 

@@ -146,7 +146,6 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is listed as an image."""
     return name.lower().endswith(EXTENSIONS)
 
 

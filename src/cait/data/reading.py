@@ -112,9 +112,7 @@ def check_raw(image: Any, name: str) -> None:
 def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
     """The bytes of an image; a file is closed at the end, what is open already stays so.
 
-    Raises:
-        UnreadableImageError: it is no regular file, or one of more than `MOST_BYTES`.
-        OSError: it cannot be opened.
+    Raises OSError if it cannot be opened, UnreadableImageError if it is no regular file or has more than `MOST_BYTES`.
     """
     if not isinstance(image, str | Path):
         return nullcontext(image)

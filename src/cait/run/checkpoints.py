@@ -40,8 +40,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
                     torch.save(checkpoint, file)
                 if code := torch.serialization.get_unsafe_globals_in_checkpoint(beside):
                     raise TypeError(f"a state holds {', '.join(code)}, which no run reads back: take numbers or text")
-        except Exception as error:  # torch's of a full disk, pickle's of the state of a user's callback
-            self.error = f"cannot write {path}: {disk.cause_of(error)}"
+        except Exception as error:  # torch's, around that of a full disk; pickle's of the state of a user's callback
+            cause = error if isinstance(error, OSError) else error.__context__ or error
+            self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
 
 
 def newest_whole(folder: Path) -> Path | None:
@@ -71,7 +72,6 @@ class LastCheckpoint(Checkpoint):
     ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch.
 
     Args:
-        folder: of the checkpoints.
         every_n_steps: optimizer steps between two saves; None saves by time alone.
         every_n_minutes: minutes between two saves, by the clock of process 0; None saves by steps alone.
     """
@@ -182,8 +182,6 @@ class BestCheckpoint(ModelCheckpoint):
     moved keeps it, as long as its file exists. A value that is not finite is never the best.
 
     Args:
-        folder: of the checkpoints.
-        monitor: name of the metric.
         mode: "max" or "min"; None: as the metric says by its name.
     """
 

@@ -130,11 +130,7 @@ class Processes:
         return made
 
     def compare(self, facts: Mapping[str, str]) -> None:
-        """Compare what all processes must have alike.
-
-        Raises:
-            UserError: on every process, about the first fact that one of them, perhaps on another machine, has not.
-        """
+        """Raise UserError in all processes about the first fact that one of them, maybe on another machine, has not."""
         told = [json.loads(word) for word in self.agree(json.dumps([socket.gethostname(), dict(facts)]))]
         first_host, first = told[0]
         for rank, (host, own) in enumerate(told):
@@ -149,8 +145,7 @@ class Processes:
 def _open_store(cluster: ClusterEnvironment) -> Store:
     """Connect to the store by which torch will connect the processes too.
 
-    Raises:
-        UserError: torchrun may start them again, and its store would give them the addresses of those that were killed.
+    Raises UserError if torchrun may start them again: its store would give them the addresses of the killed ones.
     """
     from torch.distributed import rendezvous
 

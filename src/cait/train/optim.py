@@ -61,11 +61,7 @@ class OptimizerSettings:
 
         A schedule of your own may change betas or the weight decay of a group, so else they stay.
 
-        Raises UserError if it is another optimizer.
-
-        Args:
-            states: of the optimizers.
-            before: the hyper-parameters of the checkpoint's run.
+        `before` are the hyper-parameters of the checkpoint's run. Raises UserError if it is another optimizer.
         """
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
@@ -156,7 +152,6 @@ class WarmupSchedule(LRScheduler):
 
     Args:
         optimizer: its groups have the peak as their rate.
-        settings: the rates and the shape.
         measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
     """
 

@@ -17,7 +17,6 @@ SETTINGS = [
 
 
 def scorers(scoring: Any) -> Any:
-    """Count more in each validation."""
     from cait.extras.evaluation.scorer import Evaluation
 
     return Evaluation(scoring)

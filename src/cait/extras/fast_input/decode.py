@@ -99,12 +99,7 @@ class JpegStream:
 
 
 class Upright:
-    """An image whose EXIF orientation is applied to each box.
-
-    Args:
-        stored: the image as it lies in the file.
-        orientation: 1 to 8.
-    """
+    """An image, as it lies in the file, whose EXIF orientation, 1 to 8, is applied to each box."""
 
     def __init__(self, stored: OpenImage, orientation: int) -> None:
         self.stored = stored

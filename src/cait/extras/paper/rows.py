@@ -107,7 +107,6 @@ class Row:
         return [*((file, configurations.settings(file)) for file in files), (None, nested(self.settings))]
 
     def network(self) -> CaiTConfig:
-        """The network that the row trains."""
         settings = {name: value for _, layer in self.layers() for name, value in flatten(layer).items()}
         size, rate = settings["data.img_size"], settings["model.drop_path_rate"]
         return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)

@@ -46,7 +46,6 @@ def show(arguments: list[str], program: Program) -> None:
 
 
 def known_costs() -> dict[tuple[str, int], Cost]:
-    """What each model costs at each resolution."""
     rows = disk.read_rows(Path(__file__).with_name("costs.csv"))
     numbers = ((row, float(row["gmacs"]), float(row["gmacs_published"])) for row in rows)
     return {(row["model"], int(row["img_size"])): Cost(int(row["parameters"]), *cost) for row, *cost in numbers}

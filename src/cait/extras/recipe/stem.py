@@ -21,7 +21,6 @@ class StemFields(CaiTConfig):
 
 
 def stem(config: Any) -> nn.Module:
-    """The stem that a configuration names."""
     return PatchEmbed(config) if config.stem == "patch" else ConvStem(config)
 
 
