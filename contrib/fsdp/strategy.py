@@ -106,11 +106,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         for parameter, state in optimizer.state.items():
             self._states_checked = True
             for name, value in state.items():
-                sharded_alike = getattr(value, "placements", None) == (Shard(0),) and value.shape == parameter.shape
-                if isinstance(value, Tensor) and value.ndim and not sharded_alike:
-                    raise UserError(
-                        f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
-                    )
+                if not isinstance(value, Tensor) or value.ndim == 0:  # as a step count
+                    continue
+                if getattr(value, "placements", None) != (Shard(0),) or value.shape != parameter.shape:
+                    problem = "it is not shared out as its parameter is"
+                    raise UserError(f"fsdp2 cannot save the optimizer's {name}: {problem}; {ANOTHER}")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write whole tensors, as with DDP: process 0 has them one by one in its host's memory."""

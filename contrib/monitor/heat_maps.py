@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from cait import disk
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras import curves
@@ -76,7 +77,7 @@ def read(folder: Path) -> Tables:
     """The tables of a run's monitor.csv; a UserError if it was not monitored, or nothing is there yet."""
     path = folder / FILE
     found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
-    for row in curves.csv_rows(path, "only a run with the callback Monitor writes it"):
+    for row in disk.read_rows(path, "only a run with the callback Monitor writes it"):
         with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
             part, layer = row["part"], row["layer"]
             kind, label = (part, layer) if part in PARTS else (MODULES, part)

@@ -95,10 +95,12 @@ class TrainingBatches:
         whole, limit = len(self._loader()), trainer.limit_train_batches  # a number, or a share
         self.batches_per_epoch = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
         self.steps_per_epoch = math.ceil(self.batches_per_epoch / trainer.accumulate_grad_batches)
-        epochs, steps = trainer.max_epochs, trainer.max_steps
-        by_epochs = math.inf if epochs in (None, -1) else epochs * self.steps_per_epoch
-        self.steps = min(by_epochs, math.inf if steps == -1 else steps)
+        self.steps = math.inf
         """Optimizer steps of the whole run; infinity if nothing ends it."""
+        if trainer.max_epochs not in (None, -1):
+            self.steps = trainer.max_epochs * self.steps_per_epoch
+        if trainer.max_steps != -1:
+            self.steps = min(self.steps, trainer.max_steps)
 
     def _move_to(self, epoch: int, batch: int, process: int) -> None:
         self.data.trainer = TrainerAt(self.trainer, epoch, batch, process)  # type: ignore[assignment]
@@ -130,13 +132,14 @@ class TrainingBatches:
         raw = next(iter(loader))
         keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
         erased = self._erased(keys, raw)
-        seen, name = [], data.train_images.samples.name
-        labels = data.label_names
+        seen, labels, name = [], data.label_names, data.train_images.samples.name
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
+            _, wanted, repeat = key
             index = _index(data.train_images, key)
-            names = labels[label], name(index), "" if index == key[1] else name(key[1])
-            seen.append(SeenImage(*data._position(), process, place, index, key[2], label, *names))
-            seen[-1].erased = erased.get(place)
+            names = labels[label], name(index), name(wanted) if index != wanted else ""
+            image = SeenImage(*data._position(), process, place, index, repeat, label, *names)
+            image.erased = erased.get(place)
+            seen.append(image)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
         moved = data.on_before_batch_transfer(moved, 0)
         images, targets = data.on_after_batch_transfer(data.transfer_batch_to_device(moved, device, 0), 0)

@@ -39,9 +39,10 @@ def read_part(path: str | Path, start: int, size: int) -> bytes:
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # with `Path.open` and `seek` a read takes twice the time
     try:
-        data = os.pread(file, size, start)
-        while len(data) < size and (more := os.pread(file, size - len(data), start + len(data))):
-            data += more  # one call of the system reads 2 GiB at most
+        data = more = os.pread(file, size, start)
+        while more and len(data) < size:  # one call of the system reads 2 GiB at most
+            more = os.pread(file, size - len(data), start + len(data))
+            data += more
         return data
     finally:
         os.close(file)

@@ -12,13 +12,10 @@ from cait.run import rundir
 from contrib.study.grid import StudyRun
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run reached on the validation set, in percent."""
+@dataclass(frozen=True, kw_only=True)
+class Result(StudyRun):
+    """A run, and what it reached on the validation set, in percent."""
 
-    method: str
-    depth: int
-    seed: int
     acc1: float
     """The last value."""
     best: float
@@ -27,9 +24,6 @@ class Result:
     """The last value that was logged."""
     failed: bool
     """Whether the run stopped giving finite gradients."""
-    paper: str | None
-    """As in `StudyRun`."""
-    is_place: bool
 
     FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "published")
 
@@ -51,16 +45,12 @@ def result_of(run: StudyRun, folder: Path) -> Result:
         logged[name][1] if name in logged else [math.nan] for name in ("val/acc1", "val/loss", "train/loss")
     )
     return Result(
-        method=run.method,
-        depth=run.depth,
-        seed=run.seed,
+        **vars(run),
         acc1=acc1[-1],
         best=max(acc1),
         loss=loss[-1],
         train_loss=train_loss[-1],
         failed=(folder / rundir.NONFINITE).exists(),
-        paper=run.paper,
-        is_place=run.is_place,
     )
 
 

@@ -133,10 +133,12 @@ def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
 
     Without `BestCheckpoint`, the last callback that watches a metric, it does if it holds one.
     """
-    watched = [state.get("monitor") for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    chosen_by = next((name for name in reversed(watched) if isinstance(name, str)), f"{VAL_EMA}/")
-    has_one = average(checkpoint) is not None
-    return has_one and chosen_by.startswith(f"{VAL_EMA}/") if asked is None else asked
+    if asked is not None:
+        return asked
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    watched = [state["monitor"] for state in states if isinstance(state.get("monitor"), str)]
+    is_chosen_by_it = not watched or watched[-1].startswith(f"{VAL_EMA}/")
+    return is_chosen_by_it and average(checkpoint) is not None
 
 
 def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> dict[str, Tensor]:

@@ -217,14 +217,16 @@ def write_json(path: Path, content: Any) -> None:
         beside.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path, why: str = "there is no such file") -> list[dict[str, str]]:
     """The rows of a table that a run may be writing, without a line at the end that is not whole.
 
-    Raises what `read_text` does, and UserError if it is no table.
+    Raises UserError if it is no table, or missing, for the reason `why`, and what `read_text` does.
     """
     try:
         head, *lines = read_text(path).removeprefix("\ufeff").split("\n")
         return list(csv.DictReader([head, *lines[:-1]] if lines else [], restval="", delimiter=_delimiter(head)))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {why}") from error
     except csv.Error as error:
         raise UserError(f"{path} is no CSV file: {one_line(error)}") from error
 

@@ -191,5 +191,9 @@ def steps_until(trainer: Any, epochs: float) -> float:
 
 def total_steps(trainer: Any) -> float:
     """Optimizer steps of the whole run, those that are done included; infinity if it has no end."""
-    by_epochs = math.inf if trainer.max_epochs in (None, -1) else steps_until(trainer, trainer.max_epochs)
-    return by_epochs if trainer.max_steps == -1 else min(by_epochs, max(trainer.max_steps, trainer.global_step))
+    total = math.inf
+    if trainer.max_epochs not in (None, -1):
+        total = steps_until(trainer, trainer.max_epochs)
+    if trainer.max_steps != -1:
+        total = min(total, max(trainer.max_steps, trainer.global_step))
+    return total

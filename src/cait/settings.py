@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -87,8 +88,8 @@ def group(kind: Any, given: Mapping[str, Any]) -> Any:
     """The group of type `kind` with the values of its fields among `given`, defaults for the others."""
     types = get_type_hints(kind)
     nested = {name: group(inner, given) for name, inner in types.items() if is_dataclass(inner)}
-    names = [field.name for field in fields(kind)]
-    return kind(**nested, **{name: given[name] for name in names if name in given})
+    own = {field.name: given[field.name] for field in fields(kind) if field.name in given}
+    return kind(**nested, **own)
 
 
 def values(held: Any) -> Settings:
@@ -152,15 +153,20 @@ def check_range(held: Any, allowed: str, *names: str) -> None:
 
     NaN is in no range, and infinity in none that is written as "[0, inf)".
     """
-    least, most = map(float, allowed[1:-1].split(","))
+    least, most = allowed[1:-1].split(",")
+    above = operator.ge if allowed[0] == "[" else operator.gt
+    below = operator.le if allowed[-1] == "]" else operator.lt
     for name in names:
         value = getattr(held, name)
-        for number in value if isinstance(value, list | tuple) else () if value is None else (value,):
-            is_above = least <= number if allowed[0] == "[" else least < number
-            if not (is_above and (number <= most if allowed[-1] == "]" else number < most)):
-                low = f"{'at least' if allowed[0] == '[' else 'above'} {allowed[1:].partition(',')[0]}"
-                words = f"in {allowed}" if most < math.inf else low if math.isfinite(number) else "finite"
-                raise UserError(f"{name} must be {words}, got {value}")
+        numbers = value if isinstance(value, list | tuple) else [value]
+        for number in numbers if value is not None else ():
+            if above(number, float(least)) and below(number, float(most)):
+                continue
+            words = f"in {allowed}"
+            if float(most) == math.inf:
+                low = f"{'at least' if above is operator.ge else 'above'} {least}"
+                words = low if math.isfinite(number) else "finite"
+            raise UserError(f"{name} must be {words}, got {value}")
 
 
 def check_choice(held: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:

@@ -115,12 +115,6 @@ def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
     assert rates(optimizer, schedule, 12) == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_warmup_it_is_torchs_cosine() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60, eta_min=1e-5)
-    assert rates(*scheduled(0, 60), 60) == pytest.approx(rates(optimizer, cosine, 60), rel=1e-9)
-
-
 def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached() -> None:
     optimizer, first = scheduled(5, 100, schedule="constant")
     rates(optimizer, first, 30)

@@ -77,7 +77,7 @@ def test_methods_and_places_are_those_of_the_paper() -> None:
 
 
 def results(accuracies: dict[tuple[str, int], list[float]]) -> list[Result]:
-    empty = Result("", 0, 0, 0.0, 0.0, 0.0, 0.0, False, None, False)
+    empty = Result("", 0, 0, {}, acc1=0.0, best=0.0, loss=0.0, train_loss=0.0, failed=False)
     return [
         replace(empty, method=method, depth=depth, seed=seed, acc1=accuracy)
         for (method, depth), values in accuracies.items()

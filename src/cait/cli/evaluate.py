@@ -147,7 +147,8 @@ class Scoring:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
             rows = self._rows()
-            show(result, [*rows, *(row for each in self.scorers for row in each.rows(rows, result))], self.chosen)
+            further = [row for scorer in self.scorers for row in scorer.rows(rows, result)]
+            show(result, rows + further, self.chosen)
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)

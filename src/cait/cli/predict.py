@@ -115,7 +115,8 @@ def _write(loaded: loading.Loaded, paths: list[str], given: argparse.Namespace) 
     # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
     bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=not is_shown, auto_refresh=False)
     with bar, _file(given.output) as file:
-        FORMATS[given.format](file, bar.track(rows, len(paths), description="images"), paths, loaded, given.top_k)
+        shown = bar.track(rows, len(paths), description="images")
+        FORMATS[given.format](file, shown, paths, loaded, given.top_k)
     noun = "image" if len(paths) == 1 else "images"
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{len(paths):,} {noun} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)

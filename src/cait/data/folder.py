@@ -108,7 +108,9 @@ class FolderSource:
     @property
     def without_use(self) -> Sequence[str]:
         """The settings that say nothing of these images."""
-        return ["val_fraction"] if self.val_list else [] if self.holds_out else self.divided_by
+        if self.val_list:
+            return ["val_fraction"]
+        return [] if self.holds_out else self.divided_by
 
     @property
     def holds_out(self) -> bool:
@@ -235,15 +237,14 @@ def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files
     rows = disk.read_csv(val_list, str(val_list))
     relative = (os.path.relpath(root / row["path"], root) for _, row in rows if row["path"])
     listed = {composed(os.path.join(root, name)) for name in relative}
-    parts: tuple[list[tuple[str, int]], list[tuple[str, int]]] = [], []
-    for sample in images:
-        parts[composed(sample[0]) in listed].append(sample)
-    if missing := sorted(listed - {composed(path) for path, _ in parts[1]}):
+    train = Files(sample for sample in images if composed(sample[0]) not in listed)
+    held = Files(sample for sample in images if composed(sample[0]) in listed)
+    if missing := sorted(listed - {composed(path) for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
         raise UserError(f"{val_list} {problem}; put them back, or take their lines out of the file")
     if not listed:
         raise UserError(f"{val_list} names no images to hold out")
-    return Files(parts[0]), Files(parts[1])
+    return train, held
 
 
 def scan_flat(root: Path) -> Files:
@@ -325,7 +326,8 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         if len(places) < 2:
             raise UserError(f"{samples.name(places[0])} is the only image of its class; two are needed to hold one out")
         count = min(max(1, round(len(places) * fraction)), len(places) - 1)
-        held |= {places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)}
+        middles = [(2 * part + 1) * len(places) // (2 * count) for part in range(count)]  # of so many equal parts
+        held |= {places[middle] for middle in middles}
     order = [place for places in by_class.values() for place in places]
     train = Files(samples[place] for place in order if place not in held)
     return train, Files(samples[place] for place in order if place in held)

@@ -141,8 +141,8 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
 
     _, folders, others = next(os.walk(folder, onerror=refuse))
-    folders = sorted(name for name in folders if not (name.startswith(HIDDEN) or _of_runs(os.path.join(folder, name))))
-    return folders, sorted(name for name in others if not name.startswith(HIDDEN))
+    folders, others = (sorted(name for name in names if not name.startswith(HIDDEN)) for names in (folders, others))
+    return [name for name in folders if not _of_runs(os.path.join(folder, name))], others
 
 
 def is_image(name: str) -> bool:
@@ -171,9 +171,10 @@ def _of_runs(folder: str) -> bool:
 
 
 def _is_run(folder: str) -> bool:
-    return any(
-        all(os.path.exists(os.path.join(folder, name)) for name in names) for names in ((LOCK,), (CONFIG, CHECKPOINTS))
-    )
+    def has(name: str) -> bool:
+        return os.path.exists(os.path.join(folder, name))
+
+    return has(LOCK) or (has(CONFIG) and has(CHECKPOINTS))
 
 
 def same_bytes(

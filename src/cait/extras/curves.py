@@ -45,21 +45,13 @@ def rows(folder: Path) -> dict[int, dict[str, float]]:
     Raises UserError if the file is missing, or a cell is no number.
     """
     path, found = folder / rundir.METRICS, dict[int, dict[str, float]]()
-    for line, row in enumerate(csv_rows(path, "the run has logged nothing yet"), 2):
+    for line, row in enumerate(disk.read_rows(path, "the run has logged nothing yet"), 2):
         try:
             step, cells = int(row.pop("step")), {name: float(cell) for name, cell in row.items() if cell}
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}, line {line}, is no row of numbers: {one_line(error)[:100]}") from error
         found.setdefault(step, {}).update(cells)
     return found
-
-
-def csv_rows(path: Path, why: str) -> list[dict[str, str]]:
-    """The rows of a table in a run's folder. Raises UserError if it is missing, for the reason `why`, or is none."""
-    try:
-        return disk.read_rows(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: {why}") from error
 
 
 def steps_per_epoch(curves: dict[str, Curve]) -> float | None:

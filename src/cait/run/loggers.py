@@ -24,7 +24,7 @@ class RunCSVWriter(ExperimentWriter):
 
     def rows_before(self, step: float) -> list[dict[str, Any]]:
         """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
-        with suppress(FileNotFoundError, UserError):
+        with suppress(UserError):
             rows = [row for row in disk.read_rows(Path(self.metrics_file_path)) if None not in row]
             return [row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step]
         return []

@@ -86,7 +86,8 @@ class OptimizerSettings:
 
 def _laid_out_as(parameter: Tensor, value: Any) -> Any:
     """A moment in its parameter's memory format: the fused AdamW takes the numbers of both as they lie in memory."""
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+    is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
+    if not is_moment or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 

@@ -63,8 +63,12 @@ class AnnotatedSource(FolderSource):
 
     @property
     def without_use(self) -> Sequence[str]:
-        undivided = ["val_fraction"] if all(row.split != "val" for row in self.rows) else []
-        used = ["val_list"] if self.val_list else ["folds", "fold"] if self.asked.folds else undivided
+        if self.val_list:
+            used = ["val_list"]
+        elif self.asked.folds:
+            used = ["folds", "fold"]
+        else:
+            used = ["val_fraction"] if all(row.split != "val" for row in self.rows) else []
         others = [name for name in self.divided_by if name not in used]
         return others if self.asked.labels is None else [*others, "train_split", "val_split"]
 

@@ -94,9 +94,9 @@ def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = Fals
     """
     if not len(val.labels):
         raise UserError("no validation image counts")
-    largest = (np.bincount(train.labels, minlength=classes) * np.isin(np.arange(classes), val.labels)).argmax()
-    most = np.full(len(val.labels), largest)
-    yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(most, val.labels)
+    images, validates = np.bincount(train.labels, minlength=classes), np.isin(np.arange(classes), val.labels)
+    largest = np.full(len(val.labels), (images * validates).argmax())
+    yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(largest, val.labels)
     inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
     if not is_probe:
         inputs.append(("linear probe", "logistic regression on the network's features", train.features, val.features))
