@@ -41,9 +41,8 @@ def test_the_data_modules_part_is_found_by_what_it_holds() -> None:
 
 def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("logs/first", "elsewhere/second"):
-        Path(folder).mkdir(parents=True)
-        (Path(folder) / "config.yaml").touch()
+    Path("elsewhere/second").mkdir(parents=True)
+    (rundir.new_folder(Path("logs"), "first") / "config.yaml").touch()
     assert rundir.folder_of("first") == rundir.folder_of("logs/first") == Path("logs/first")
     assert rundir.run_argument(Path("logs/first")) == "first"
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
@@ -57,6 +56,7 @@ def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> 
         os.utime(tmp_path / name, (100 - age, 100 - age))
     names = [path.name for path in rundir.checkpoints(tmp_path)]
     assert names == ["last.ckpt", "previous.ckpt", "step.ckpt", "best.ckpt"]
+    pytest.raises(NotADirectoryError, rundir.checkpoints, tmp_path / "last.ckpt")  # else the run would begin anew
 
 
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def config(folder: Path) -> Path:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints from which a run may go on, the first choice first: its last ones, then the newest of the others.
 
-    `folder` is that of the checkpoints. A run that could write no other yet has `best.ckpt` alone.
+    `folder` is theirs. Raises OSError if it cannot be listed. A run may have `best.ckpt` alone at first.
     """
-    others = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return sorted(others, key=lambda path: (path.name != LAST, path.name != PREVIOUS))
+    found = [path for path in (folder.iterdir() if folder.exists() else ()) if path.suffix == ".ckpt"]
+    return sorted(found, key=lambda path: (path.name != LAST, path.name != PREVIOUS, -path.stat().st_mtime))
 
 
 def best_checkpoint(folder: Path, purpose: str) -> Path:
