@@ -56,7 +56,8 @@ def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> 
         os.utime(tmp_path / name, (100 - age, 100 - age))
     names = [path.name for path in rundir.checkpoints(tmp_path)]
     assert names == ["last.ckpt", "previous.ckpt", "step.ckpt", "best.ckpt"]
-    pytest.raises(NotADirectoryError, rundir.checkpoints, tmp_path / "last.ckpt")  # else the run would begin anew
+    with pytest.raises(NotADirectoryError):  # a run whose checkpoints cannot be listed does not begin anew
+        rundir.checkpoints(tmp_path / "last.ckpt")
 
 
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
@@ -116,12 +117,8 @@ def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_
 
 def test_a_crash_in_rewriting_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.csv").write_text(WHOLE, newline="")
-
-    def crash(*_: object) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(csv, "writer", crash)
-    with pytest.raises(OSError, match="full"):
+    monkeypatch.delattr(csv, "writer")  # so that it fails where it writes
+    with pytest.raises(AttributeError, match="writer"):
         _ = RunCSVLogger(tmp_path, first_step=3).experiment
     assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
 
