@@ -41,11 +41,7 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     Confident learning (Northcutt, Jiang and Chuang, arXiv 1911.00068): a class may be that of an image if its
     probability is at least the mean that images with this label have. If the most probable of these classes is not
     the label, and neither is the most probable of all, the label is doubtful, the more so the further its probability
-    is below that class's.
-
-    Args:
-        probabilities: [N, classes], by networks that have not trained on the image.
-        labels: [N]
+    is below that class's. Probabilities [N, classes] are by networks that have not trained on the image; labels [N].
     """
     given = probabilities[np.arange(len(labels)), labels]
     present = np.bincount(labels, minlength=probabilities.shape[1]) > 0

@@ -27,11 +27,7 @@ def fold(network: nn.Module, portable: bool = False) -> nn.Module:
     """Fold each CaiT in a network that is in evaluation. It changes the network; take the one that it returns.
 
     A subclass of CaiT, as the paper's ablations, which may read what is folded away, and weights in float16, where γW
-    would vanish, stay as they are.
-
-    Args:
-        network: images [B, C, S, S] to logits [B, num_classes].
-        portable: use only operators that every format of `cait export` knows.
+    would vanish, stay as they are. If it is `portable` it has only operators that every format of `cait export` knows.
     """
     found: list[Any] = [part for part in network.modules() if type(part) is CaiT]
     for cait in found:

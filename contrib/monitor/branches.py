@@ -62,10 +62,9 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     The pass draws no random number and changes nothing in the network: the blocks run uncompiled in evaluation mode,
     and batch norms take the statistics of the batch without recording them.
 
-    Returns:
-        for each branch and image ‖γ·f(x)‖ / ‖x‖, and the root mean square of x, [B] each. x is what the residual
-        connection adds the branch to, which in class attention is the class tokens alone. Norms and means are over the
-        tokens and channels of an image, in float32 at least.
+    Returns for each branch and image ‖γ·f(x)‖ / ‖x‖, and the root mean square of x, [B] each. x is what the residual
+    connection adds the branch to, which in class attention is the class tokens alone. Norms and means are over the
+    tokens and channels of an image, in float32 at least.
     """
     found: list[tuple[Tensor, Tensor]] = []
 

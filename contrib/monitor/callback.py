@@ -28,11 +28,7 @@ class Monitor(Callback):
     README.md says what each figure is. The gradient is that of the whole step: averaged over the processes, without the
     scale of mixed precision, before clipping. What the branches do comes from a forward pass of their own before the
     step, see `contrib.monitor.branches.measure`. A figure that is not finite is left out, such as the cosine in a
-    step whose gradient is 0.
-
-    Args:
-        every_n_steps: measure each n-th optimizer step, those that metrics.csv has with the same
-            trainer.log_every_n_steps.
+    step whose gradient is 0. The n-th steps are those that metrics.csv has with the same trainer.log_every_n_steps.
     """
 
     def __init__(self, every_n_steps: int) -> None:

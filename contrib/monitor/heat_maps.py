@@ -97,8 +97,7 @@ def _table(rows: dict[tuple[int, str], dict[int, float]]) -> Table:
 def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
     """The heat map layer × epoch of one figure of `MAPS`, a panel for each part that has it; the first layer on top.
 
-    Args:
-        per_epoch: optimizer steps of an epoch, to show the epochs that are done; None shows the steps.
+    `per_epoch` are the optimizer steps of an epoch, to show the epochs that are done; None shows the steps.
     """
     shown = {part: tables[part, name] for part in PARTS if (part, name) in tables}
     height = max(2.6, 0.13 * max(len(table.layers) for table in shown.values()) + 0.75)

@@ -99,8 +99,11 @@ def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...]
     def made(part: Any, name: str, level: int) -> Any:
         nonlocal values, letters
         is_dict, is_list = isinstance(part, dict), isinstance(part, list | tuple | set | frozenset)
-        pairs = [*part.items()] if is_dict else [*enumerate(part)] if is_list else []
-        leaves = [*part] if is_dict else [] if is_list else [part]
+        pairs, leaves = [], [part]
+        if is_dict:
+            pairs, leaves = [*part.items()], [*part]
+        elif is_list:
+            pairs, leaves = [*enumerate(part)], []
         values, letters = values + len(pairs), letters + sum(len(leaf) for leaf in leaves if isinstance(leaf, str))
         problems = (_problem(leaf) for leaf in leaves if is_dict or not isinstance(leaf, kept))
         problem = next(filter(None, problems), "")

@@ -380,8 +380,9 @@ class ImageNetDataModule(LightningDataModule):
         if saved != present:
             parts = (("missing", {*saved} - {*present}), ("unknown", {*present} - {*saved}))
             odd = "; ".join(f"{what}: {abbreviate(sorted(names))}" for what, names in parts if names)
-            odd = f"{odd or 'their order is another'}{'; to train on these take --model.weights' if trains else ''}"
-            raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
+            told = f"{len(saved)} classes are not the {len(present)} of {self.root}: {odd or 'their order is another'}"
+            remedy = "; to train on these take --model.weights" if trains else ""
+            raise UserError(f"the checkpoint's {told}{remedy}")
         if not trains:
             return
         for name, value in self.state_dict()["depends_on"].items():

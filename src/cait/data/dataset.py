@@ -36,11 +36,9 @@ class Samples(Protocol):
 
 
 class MapSamples:
-    """One split of a map-style data set, as `Samples`.
+    """One split of the map-style data set called `root`, as `Samples`.
 
-    Args:
-        root: name of the data set.
-        dataset: pairs of an image and the index of its class; NO_LABEL is for an image without a class.
+    It has pairs of an image and the index of its class; NO_LABEL is for an image without a class.
     """
 
     def __init__(self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]) -> None:

@@ -53,8 +53,7 @@ class Splits:
 class FolderSource:
     """The images of class folders, as `cait.data.source.DataSource`.
 
-    Args:
-        write: writes or unpacks the folders in `prepare`; any number of processes may call it.
+    `write` writes or unpacks the folders in `prepare`; any number of processes may call it.
     """
 
     divided_by: tuple[str, ...] = ("val_fraction", "val_list")
@@ -181,17 +180,19 @@ class FolderSource:
         `COMPARED` images. Raises UserError if no training images are left of a class.
         """
         of, paths = self.groups.get, [path for files in (train, held) for path, _ in files]
-        taken = {of(path) for path in paths[len(train) :]} - {None}
-        of_group = {place for place in range(len(train)) if of(paths[place]) in taken}
+        held_groups = {of(path) for path in paths[len(train) :]} - {None}
+        of_group = {place for place in range(len(train)) if of(paths[place]) in held_groups}
         copies = set[int]()
         if len(paths) <= COMPARED:
             shared = (same for same in same_bytes(paths.__getitem__, len(paths)) if same[-1] >= len(train))
             copies = {place for same in shared for place in same if place < len(train)} - of_group
         else:
             tell_once(f"{self.root}: the bytes of {len(paths):,} images are not compared; `cait check` does it")
-        others = self.names_of(label for place, label in enumerate(train.labels) if place not in of_group | copies)
+        out = of_group | copies
+        others = self.names_of(label for place, label in enumerate(train.labels) if place not in out)
         kept = {place for place in copies if not self.names_of([train.labels[place]]) <= others}
-        learned = Files(sample for place, sample in enumerate(train) if place not in of_group | (copies - kept))
+        out -= kept
+        learned = Files(sample for place, sample in enumerate(train) if place not in out)
         if lacking := sorted({*self.class_names} - self.names_of(learned.labels)):
             raise UserError(f"no training images are left of the class {abbreviate(lacking)}; change what is held out")
         for places, what in (

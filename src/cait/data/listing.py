@@ -183,11 +183,8 @@ def same_bytes(
     """The places of files that have the same bytes, two or more at a time, each time in order.
 
     Only a file whose size another has is opened, and only one whose middle another has too is read whole. A file that
-    cannot be read has no like.
-
-    Args:
-        name: the path at each of `count` places.
-        shown: gives back the places that it gets, and shows how far they are under the title that it gets.
+    cannot be read has no like. `name` gives the path at each of `count` places; `shown` gives back the places that it
+    gets, and shows how far they are under the title that it gets.
     """
     groups = [[*range(count)]]
     middle = partial(_digest, part=PART)  # files that are not compressed often begin alike

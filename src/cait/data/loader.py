@@ -132,10 +132,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
     Rank r of w takes every w-th entry from r on, so the repeats of one image go to different ranks. As published, the
     epoch is cut at floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that
     is not full is left out. No two keys of an epoch are the same: an image that comes several times in an order has
-    repeat numbers that continue.
-
-    Args:
-        order: of the images; None is the published one, a seeded permutation.
+    repeat numbers that continue. Without an `order` it is the published one, a seeded permutation.
     """
 
     def __init__(

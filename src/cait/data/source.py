@@ -47,8 +47,7 @@ class DataSource(Protocol):
 def open_source(root: str, /, **settings: Any) -> DataSource:
     """Open the data set `root`; nothing is read yet. Raises UserError if an extra refuses the name.
 
-    Args:
-        settings: of `cait.data.datamodule.ImageNetDataModule`, by name; defaults for the others.
+    The settings are those of `cait.data.datamodule.ImageNetDataModule`, by name; defaults for the others.
     """
     settings["root"] = root
     splits: Splits = group(Splits, settings)

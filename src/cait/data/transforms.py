@@ -210,8 +210,7 @@ class NormalizeAndErase:
     def __call__(self, images: Tensor, erased: Sequence[tuple[int, Erased]] = ()) -> Tensor:
         """uint8 [B, S, S, 3] to float32 [B, C, S, S].
 
-        Args:
-            erased: (place in the batch, box); each box has noise of its own seed, whatever the batch.
+        `erased` are pairs (place in the batch, box); each box has noise of its own seed, whatever the batch.
         """
         device = images.device
         if self.mean.device != device:  # once: the copy waits for the device

@@ -22,7 +22,7 @@ from cait.data.folder import FolderSource
 from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
 from cait.references import is_path
-from cait.settings import check_range, flatten
+from cait.settings import check_range, flatten, is_in
 from cait.train.metrics import best_mode
 
 REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
@@ -171,11 +171,12 @@ class Given:
 
     def _last(self, names: str) -> int:
         """The place of the last source that gives one of these settings, or a part or the whole of it; -1 for none."""
-        given = [(at, f"{key}.") for at, held in enumerate(self.sources) for key in held]
-        wanted = [f"{name}." for name in names.split()]
-        return max(
-            (at for at, key in given for name in wanted if key.startswith(name) or name.startswith(key)), default=-1
-        )
+        wanted = names.split()
+
+        def concerns(key: str) -> bool:
+            return is_in(key, wanted) or any(is_in(name, [key]) for name in wanted)
+
+        return max((at for at, held in enumerate(self.sources) if any(map(concerns, held))), default=-1)
 
     def check_made(self, network: Any, source: Any, strategy: Any) -> None:
         """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""

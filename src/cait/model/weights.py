@@ -144,8 +144,7 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     Hugging Face cache is read without asking the hub. Raises UserError if timm has none of this network, or of other
     fields, or the hub cannot be reached.
 
-    Returns:
-        timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
+    Returns timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
     """
     import timm
 

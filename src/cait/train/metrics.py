@@ -59,13 +59,12 @@ class Counts(Metric):
 class EvalMetrics(nn.Module):
     """Loss and top-1 / top-5 accuracy in percent over a whole set, exact over several processes.
 
+    Raises UserError if one of `own` cannot be made, is no metric, or has a name that is taken.
+
     Args:
         own: further metrics by name, as "package.module:name" of something that is called with num_classes and
             returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
         per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in percent.
-
-    Raises:
-        UserError: one of `own` cannot be made, is no metric, or has a name that is taken.
     """
 
     SIZE = "num_classes"
@@ -163,10 +162,8 @@ def _number(metric: Metric) -> Tensor:
 def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:
     """Whether the largest ("max") or the smallest value of a metric is the best; None if nothing says so.
 
-    One of the user's own says it by torchmetrics' `higher_is_better`, any other by its name, as "val/loss".
-
-    Args:
-        own: the user's own metrics by name: `EvalMetrics.own`, or paths as in `--model.metrics`.
+    One of the user's `own` says it by torchmetrics' `higher_is_better`, any other by its name, as "val/loss". They are
+    given by name: as `EvalMetrics.own`, or paths as in `--model.metrics`.
     """
     found = own.get(metric.rpartition("/")[2])
     is_better = getattr(locate(found) if isinstance(found, str) else found, "higher_is_better", None)

@@ -138,10 +138,7 @@ OpenImage = DecodedImage | JpegStream | Upright | Gray
 def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
-    Raises UnreadableImageError if the image cannot be read.
-
-    Args:
-        name: name in errors of an image that has no path.
+    Raises UnreadableImageError if the image cannot be read; it has the `name` of an image that has no path.
     """
     if isinstance(raw, Image.Image):
         return _by_pillow(raw, name, reading)

@@ -133,8 +133,7 @@ def _with_edges(pixels: np.ndarray, axis: int) -> np.ndarray:
 def _filtered(taps: np.ndarray, d: np.ndarray, axis: int) -> np.ndarray:
     """Pillow's bicubic filter, a = -1, along one axis: uint8 [h, 3 (w + 3)] to [h, 3 w], or [h + 3, w] to [h, w].
 
-    Args:
-        d: distance of a place from the second of its four taps, in [0, 1], for each row or for all.
+    d is the distance of a place from the second of its four taps, in [0, 1], for each row or for all.
     """
     d = np.clip(d, 0, 1)
     weights = [d * (d * (2 - d) - 1), d * d * (d - 2) + 1, d * (d * (1 - d) + 1), d * d * (d - 1)]
