@@ -69,7 +69,7 @@ test-all: $(TOOLS) ## Run all tests there are, each part whether another fails o
 
 .PHONY: test-long
 test-long: $(TOOLS) ## Run the tests of every part and the longer ones
-	@$(BIN)/python -m pytest tests $(wildcard tests/house contrib) src/cait/extras -n 3 --dist worksteal -m 'not kernel and not laws' $(ARGS)
+	@$(BIN)/python -m pytest tests $(wildcard tests/house contrib) src/cait/extras -n 3 --dist worksteal -m 'not kernel' $(ARGS)
 
 .PHONY: test-two
 test-two: $(TOOLS) ## Run the tests of the command line with every run on two processes

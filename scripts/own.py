@@ -65,9 +65,7 @@ SAID = (
     (" $(wildcard tests/house contrib)", ""),
     ("The tests, and this repository's own discipline, on a clean checkout.", "The tests, on a clean checkout."),
     ('[".*", "house"]     # `make house`', '[".*"]'),
-    ('    "laws: one of many situations of a run; make laws",\n', ""),
     ("; takes minutes, make test-kernel", ""),
-    (" and not laws", ""),
     ("; `make bench-gpu` runs it", ""),
 )
 """Texts, and what a project of one's own says there."""

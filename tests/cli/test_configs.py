@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import DEVICES, REPO, Cait, call, rows
+from harness import DEVICES, REPO, Cait, call, rows, slow
 from jsonargparse._loaders_dumpers import yaml_load
 
 from cait.data.datamodule import ImageNetDataModule
@@ -15,6 +15,8 @@ from cait.settings import flatten, nested
 
 DIGITS = REPO / "configs/digits.yaml"
 CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
+OFTEN = [path for path in CONFIGS if path.parent.name not in ("trainer", "transfer") or path.stem in ("gpu", "cifar10")]
+"""Those of one kind differ in a few figures."""
 
 
 def resolved(folder: Path, *words: str | Path) -> dict:
@@ -24,7 +26,7 @@ def resolved(folder: Path, *words: str | Path) -> dict:
     return yaml.safe_load(done.stdout)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPO)))
+@pytest.mark.parametrize("path", [*OFTEN, *slow(*CONFIGS)], ids=lambda path: str(path.relative_to(REPO)))
 def test_every_config_parses_and_is_honoured(path: Path, tmp_path: Path) -> None:
     given = yaml.safe_load(path.read_text())
     config = resolved(tmp_path, "fit", "--config", DIGITS, "--config", path)  # it may be an overlay

@@ -106,6 +106,7 @@ def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) ->
         for path in sorted((digits_root / "train" / label).iterdir())[:20]:
             shutil.copy(path, here / label)
     settings = ["--data.root=.", "--data.batch_size=16", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    settings += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
     settings += [f"--trainer.default_root_dir={logs}"] if logs != "logs" else []
     main(["fit", *SMALL, *settings, "--run_name=a"])
     written = (f"{logs}/a/drawn.png", f"{logs}/drawn.png", f"{logs}/many/fold-0/.lock", "__pycache__/my_net.pyc")

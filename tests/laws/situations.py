@@ -107,16 +107,15 @@ def all_pairs() -> set[frozenset[tuple[str, str]]]:
     return {pair for pair in two if makes_sense([dict(pair).get(name, "") for name in FACTORS])}
 
 
-def situations(seed: int = 0) -> list[Situation]:
+def situations(seed: int = 0) -> Iterator[Situation]:
     """Situations in which each pair of values occurs that makes sense; another seed combines them otherwise."""
-    draw, missing, found = random.Random(seed), all_pairs(), list[Situation]()
+    draw, missing = random.Random(seed), all_pairs()
     while missing:  # a draw of AllPairs leaves some out where values are not combined
         shuffled = [draw.sample(values, len(values)) for values in FACTORS.values()]
         for values in AllPairs(shuffled, filter_func=makes_sense):
             if new := missing & pairs(values):
                 missing -= new
-                found.append(Situation(*values))
-    return found
+                yield Situation(*values)
 
 
 # Images
@@ -362,5 +361,5 @@ def _weights(made: Made) -> Path:
 
 
 if __name__ == "__main__":
-    found = situations(int(sys.argv[1]) if sys.argv[1:] else 0)
+    found = [*situations(int(sys.argv[1]) if sys.argv[1:] else 0)]
     print(*found, f"{len(found)} situations", sep="\n")

@@ -13,7 +13,7 @@ from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.loggers import run_loggers
 from cait.train.callbacks import EMA, StepSeed
 
-LOG_EVERY, STEPS = 2, 8
+LOG_EVERY, STEPS = 2, 6
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr
 ON_THE_BAR = 2  # train/loss and train/acc1, every 10 steps and at the end of an epoch
 

@@ -196,8 +196,8 @@ def test_a_run_is_taken_out_raw_and_averaged(
 @pytest.mark.parametrize(
     ("name", "fields", "entry", "differing"),
     [
-        ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
         *slow(
+            ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
             ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
             ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
         ),

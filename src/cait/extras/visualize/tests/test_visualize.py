@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from harness import NO_TEXT, REPO, SMALL, call, ended, save_mixed
+from harness import NO_TEXT, REPO, SMALL, call, ended, save_mixed, slow
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 from torch import nn
@@ -224,8 +224,10 @@ def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     ("network", "caption"),
     [
         (SMALL, "first class-attention block" if VARIANTS else "what all patches read"),  # CaiT may have been deleted
-        ([*BASE, "--model.name=timm/test_resnet"], "Grad-CAM"),
-        ([*BASE, "--model.name=timm/test_vit"], "what all patches read"),
+        *slow(
+            ([*BASE, "--model.name=timm/test_resnet"], "Grad-CAM"),
+            ([*BASE, "--model.name=timm/test_vit"], "what all patches read"),
+        ),
     ],
     ids=["own", "resnet", "vit"],
 )
