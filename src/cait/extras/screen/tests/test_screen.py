@@ -136,3 +136,8 @@ def test_the_results_count_the_time_of_the_whole_run(tmp_path: Path, monkeypatch
     assert resumed._results(ended)[0] == ("nothing to do", "the run had ended at step 2")
     ended.fit_loop.epoch_loop.max_steps = 9  # so it was something else
     assert "raise --trainer.max_time" in resumed._results(ended)[0][1]
+
+
+def test_durations() -> None:
+    shown = ["0 s", "1 min 0 s", "2 min 5 s", "3 h 4 min", "9 d 1 h"]
+    assert [duration(seconds) for seconds in (0.2, 59.6, 125, 3 * 3600 + 240, 9 * 86400 + 3600)] == shown
