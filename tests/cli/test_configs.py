@@ -16,7 +16,6 @@ from cait.settings import flatten, nested
 DIGITS = REPO / "configs/digits.yaml"
 CONFIGS = sorted((REPO / "configs").rglob("*.yaml"))
 OFTEN = [path for path in CONFIGS if path.parent.name not in ("trainer", "transfer") or path.stem in ("gpu", "cifar10")]
-"""Those of one kind differ in a few figures."""
 
 
 def resolved(folder: Path, *words: str | Path) -> dict:
