@@ -142,12 +142,7 @@ def _tokens_first(heads: Tensor, like: Tensor) -> Tensor:
 OPERATOR = "cait::talking_heads"
 
 
-@torch.library.custom_op(
-    OPERATOR,
-    mutates_args=(),
-    schema="(Tensor qkv, Tensor weight_l, Tensor bias_l, Tensor weight_w, Tensor bias_w, float scale)"
-    " -> (Tensor, Tensor)",
-)
+@torch.library.custom_op(OPERATOR, mutates_args=())
 def talking_heads(
     qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -175,12 +170,7 @@ def _(
     return qkv.new_empty(B, N, h * k), qkv.new_empty(3, B * h, padded(N), k)
 
 
-@torch.library.custom_op(
-    f"{OPERATOR}_backward",
-    mutates_args=(),
-    schema="(Tensor d_out, Tensor heads, Tensor weight_l, Tensor weight_w, Tensor bias_w, float scale)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
+@torch.library.custom_op(f"{OPERATOR}_backward", mutates_args=())
 def talking_heads_backward(
     d_out: Tensor, heads: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
