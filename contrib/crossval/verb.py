@@ -146,7 +146,7 @@ def _scores(run: Path, metric: str) -> list[float]:
     return found[metric][1]
 
 
-def interval(scores: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def interval(scores: Sequence[float]) -> tuple[float, float]:
     """The confidence interval of the mean of a k-fold cross-validation's scores.
 
     The folds share training images, so their scores vary less than those of independent runs. Nadeau and Bengio
@@ -157,5 +157,5 @@ def interval(scores: Sequence[float], level: float = LEVEL) -> tuple[float, floa
 
     k, mean = len(scores), statistics.mean(scores)
     error = math.sqrt((1 / k + 1 / (k - 1)) * statistics.variance(scores))
-    half: Any = stats.t.ppf((1 + level) / 2, k - 1) * error
+    half: Any = stats.t.ppf((1 + LEVEL) / 2, k - 1) * error
     return mean - float(half), mean + float(half)

@@ -165,8 +165,10 @@ def check_inside(folder: Path) -> None:
                     raise UserError(f"{path} is not a regular file: take it out of the run's folder")
 
 
-def check_output(path: Path, folder: bool = False) -> None:
-    """Try to write where a verb will write when its work is done: a file at `path`, or with `folder` files in it."""
+def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None:
+    """Try to write where a verb will write when its work is done: a file, maybe a new one, or files in a `folder`."""
+    if is_new and path.exists():
+        raise UserError(f"{path} exists; move it away or name another file with --output")
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
         raise UserError(f"{path} is no {'folder' if folder else 'regular file'}; name one with --output")
     place = path if folder else path.parent

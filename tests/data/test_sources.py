@@ -17,22 +17,6 @@ from cait.errors import UserError
 module = partial(images_in, repeats=1)
 
 
-@pytest.mark.parametrize(
-    ("root", "words"),
-    [
-        ("cifar10", "the data folder cifar10 does not exist; name yours with --data.root"),
-        ("own:nothing", "cannot import own:nothing"),
-    ],
-)
-def test_data_that_is_not_there_is_told(root: str, words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        module(root).setup("fit")
-    assert "\n" not in str(caught.value)
-
-
-# A data set of one's own
-
-
 OWN = '''
 from io import BytesIO
 from pathlib import Path
@@ -129,6 +113,7 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("nothing", "cannot import own_data:nothing"),
         ("generator", "returns generator, which is no data set"),
         ("NoClasses", "own_data:NoClasses needs images, and `classes`"),
         ("Method", "`classes` of own_data:Method cannot be used: TypeError"),

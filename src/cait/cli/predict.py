@@ -31,10 +31,8 @@ Rows = Iterable[Row]
 def predict(arguments: list[str], program: Program) -> None:
     """Write the classes and probabilities of images."""
     given = _options(arguments)
-    if given.output and given.output.exists():
-        raise UserError(f"{given.output} exists; move it away or name another file with --output")
     if given.output:
-        disk.check_output(given.output)
+        disk.check_output(given.output, is_new=True)
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
     paths = [path for place in given.images for path in _paths(place)]
     if not paths:

@@ -42,8 +42,10 @@ class Counts(Metric):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes] in float32, labels [B]."""
         right = (logits.argmax(dim=1) == labels).long()
-        self.classes.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
-        self.right_in_5 += (logits.topk(min(5, logits.shape[1])).indices == labels[:, None]).sum()
+        of_images = torch.stack([torch.ones_like(right), right], dim=1)  # [B, 2], as `classes` counts them
+        self.classes.index_add_(0, labels, of_images)
+        best = logits.topk(min(5, logits.shape[1])).indices
+        self.right_in_5 += (best == labels[:, None]).sum()
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         self.loss = self.loss + loss  # not in place: Lightning may have made the state bfloat16
 

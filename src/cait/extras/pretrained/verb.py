@@ -24,9 +24,7 @@ def features(arguments: list[str], program: Program) -> None:
     options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
     options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
     given = options.parse_args(arguments)
-    if given.output.exists():
-        raise UserError(f"{given.output} exists: name another file")
-    disk.check_output(given.output)
+    disk.check_output(given.output, is_new=True)
     checkpoint, folder = networks.chosen(given, "take features of")
     files, class_names = listed(given.images)
     import numpy as np
