@@ -87,7 +87,6 @@ class Line:
 
     @property
     def typed(self) -> set[str]:
-        """The names of the settings in the words."""
         return typed(self.words)
 
     def given(self, config: Settings) -> Settings:

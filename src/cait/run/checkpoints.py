@@ -167,7 +167,6 @@ class LastCheckpoint(Checkpoint):
             raise UserError(error)
 
     def _leave(self, trainer: Trainer) -> None:
-        """Exit if a signal wants it."""
         if self._stop:
             # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
             environment = getattr(trainer.strategy, "cluster_environment", None)
