@@ -43,7 +43,8 @@ class SearchSpace:
         self.path = path
         self.content = content = self._read()
         self.told = {key: value for key, value in content.items() if key not in ("name", "trials")}
-        self.name = Path(content.get("name", f"sweep-{path.stem}")).name
+        self.name = content.get("name", f"sweep-{path.stem}")
+        configurations.check_run_name(self.name)
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
         settings = {"best_metric": "val/acc1"} | flatten(content.get("settings", {}))

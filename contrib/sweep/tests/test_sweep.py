@@ -50,13 +50,14 @@ def write(folder: Path, **changes: Any) -> Path:
         ({"sampler": "grid"}, "space.model.lr is a range; a grid needs a list of values"),
         ({"pruner": {"name": "median", "warmup": 1}}, "pruner: MedianPruner.__init__() got an unexpected keyword"),
         ({"trials": None}, "trials must be at least 1"),
+        ({"name": ".."}, "a run's name is made of letters, digits"),
     ],
 )
 def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(UserError) as error:
         SearchSpace(path)
-    assert str(error.value).startswith(f"{path}: ")
+    assert str(error.value).startswith((f"{path}: ", "a run's name "))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
