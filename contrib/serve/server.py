@@ -44,7 +44,7 @@ async def image_of(request: Request) -> AsyncIterator[bytes]:
             raise HTTPException(408, f"the image has not arrived within {SECONDS} seconds") from error
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke off") from error
-        if request.headers.get("content-type", "").startswith("application/json"):
+        if request.headers.get("content-type", "").lower().startswith("application/json"):
             body = from_json(body)
         if not body:
             raise HTTPException(400, "the request holds no image")

@@ -134,7 +134,7 @@ def test_good_requests_get_the_classes_and_each_bad_one_a_line(
             return 0.0
         body, kind = files[number % len(files)].read_bytes(), "image/png"
         if number % 3 == 0:
-            body, kind = json.dumps({"image": base64.b64encode(body).decode()}).encode(), "application/json"
+            body, kind = json.dumps({"image": base64.b64encode(body).decode()}).encode(), "Application/JSON"
         status, found = server.ask("/predict", body, kind)
         assert (status, [*found]) == (200, ["predictions"])
         pairs = zip(found["predictions"], expected[number % len(files)], strict=True)
