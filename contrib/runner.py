@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cait import disk
+from cait.errors import UserError
+from cait.guards.configurations import typed
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -40,6 +42,7 @@ def train_run(
     if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
         arguments = ["resume", str(folder)]
     else:
+        refuse_chosen(settings)
         arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
     script = program.script or sys.argv[0]
     # Started as this process was, it looks for modules where this one did: `-m` would put the current folder first.
@@ -58,6 +61,12 @@ def train_run(
     finally:
         process.terminate()  # nothing, if it has ended
         process.wait()
+
+
+def refuse_chosen(settings: Sequence[str], *more: str) -> None:
+    """Raise UserError if arguments of `cait fit` set what is chosen for each run apart: its place, and `more`."""
+    if taken := typed(settings) & {"run_name", "trainer.default_root_dir", *more}:
+        raise UserError(f"--{' and --'.join(sorted(taken))} cannot be given: each run has its own; leave it out")
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from cait.run import rundir
 from cait.run.program import Program
 from cait.train.metrics import best_mode
 from contrib.crossval import doubt, doubtful_page
-from contrib.runner import OUTPUT, failure, interruptible, train_run
+from contrib.runner import OUTPUT, failure, interruptible, refuse_chosen, train_run
 
 DESCRIPTION = """\
 Train a run for each of --data.folds folds (5), one after another, under logs/NAME, and give the
@@ -39,8 +39,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     parser.add_argument("name", metavar="NAME", help="the folder of the runs, in logs/")
     given, settings = parser.parse_known_args(arguments)
     names, options = typed(settings), Options("crossval")
-    if taken := names & {"data.fold", "run_name", "trainer.default_root_dir"}:
-        raise UserError(f"`cait crossval` chooses --{' and --'.join(sorted(taken))} itself; leave it out")
+    refuse_chosen(settings, "data.fold")
     if "data.folds" not in names:
         settings.append(f"--data.folds={FOLDS}")
     options.add_argument("--data.folds", dest="folds", nargs="?")

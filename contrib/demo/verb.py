@@ -20,8 +20,6 @@ from contrib.demo import web_runtime
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
-Facts = dict[str, str]
-"""What the page says about the model."""
 Samples = list[dict[str, Any]]
 """The file and the index of the class of each image that the page offers."""
 
@@ -120,7 +118,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     return [{"file": file, "name": names[label]} for label, file in sorted(found.items())]
 
 
-def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
+def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dict[str, str]:
     """What is known of the model, and what `cait eval` has measured of this checkpoint."""
     from cait.extras import scores
     from cait.extras.display import network_name
@@ -145,7 +143,7 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Fac
 
 
 def _write_page(
-    loaded: loading.Loaded, folder: Path, title: str, facts: Facts, runtime: dict[str, bytes], samples: Samples
+    loaded: loading.Loaded, folder: Path, title: str, facts: dict[str, str], runtime: dict[str, bytes], samples: Samples
 ) -> None:
     from PIL import ImageColor
 

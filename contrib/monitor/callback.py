@@ -36,7 +36,6 @@ class Monitor(Callback):
             raise UserError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
         self._path: Path | None = None
-        self._step = -1
         self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +95,6 @@ class Monitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
         if self._measures(self._step) and trainer.global_step > self._step:  # else gradients accumulate
             self._measure_activations(trainer)
             self._measure_updates()

@@ -107,8 +107,7 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
         times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
         norm, colors = _colours(name, table.values)
         borders = _edges(times), np.arange(len(table.layers) + 1)
-        values = np.ma.masked_invalid(table.values)
-        drawn = panel.pcolormesh(*borders, values, rasterized=True, norm=norm, cmap=colors)
+        drawn = panel.pcolormesh(*borders, table.values, rasterized=True, norm=norm, cmap=colors)
         figure.colorbar(drawn, ax=panel)
         each = math.ceil(len(table.layers) / 12) if part != MODULES else 1  # names for about a dozen of them
         panel.set_yticks(np.arange(len(table.layers))[::each] + 0.5, table.layers[::each])
@@ -131,7 +130,5 @@ def _colours(name: str, values: np.ndarray) -> tuple[Normalize, str]:
 
 def _edges(centers: list[float]) -> np.ndarray:
     """The borders of columns around these centers."""
-    if len(centers) == 1:
-        return np.array([centers[0] - 0.5, centers[0] + 0.5])
-    between = (np.array(centers[1:]) + centers[:-1]) / 2
-    return np.concatenate([[2 * centers[0] - between[0]], between, [2 * centers[-1] - between[-1]]])
+    halves = np.diff(centers) / 2 if len(centers) > 1 else np.array([0.5])
+    return np.concatenate([[centers[0] - halves[0]], centers[:-1] + halves, [centers[-1] + halves[-1]]])

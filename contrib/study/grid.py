@@ -8,6 +8,7 @@ from cait import CONFIGS, plugins
 from cait.errors import UserError, did_you_mean, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text
+from contrib.runner import refuse_chosen
 
 GRID = Path(__file__).with_name("grid.yaml")
 PLACES_DEPTH = 12
@@ -59,6 +60,7 @@ class Grid:
                 self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
+            refuse_chosen(more, "seed_everything", *(name for run in self.runs for name in run.settings))
         except OSError as error:
             raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:

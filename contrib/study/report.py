@@ -1,4 +1,4 @@
-"""What a study shows of its results: a table for each run, the report and the figures."""
+"""What a study shows of its results: the report and the figures."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,11 +6,6 @@ from pathlib import Path
 from cait import disk
 from cait.extras import plots
 from contrib.study.results import Result, Table
-
-
-def write_csv(results: Sequence[Result], path: Path) -> None:
-    """One row for each run, in the order given."""
-    disk.write_csv(path, Result.FIELDS, ([getattr(result, name) for name in Result.FIELDS] for result in results))
 
 
 def write_report(results: Sequence[Result], path: Path, title: str) -> None:

@@ -132,7 +132,8 @@ def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Pat
     """Write tables and figures; return their paths."""
     folder, place = runs.folder, data or "the embedded digits"
     written = [folder / "results.csv", folder / "study.md"]
-    report.write_csv(results, written[0])
+    rows = ([getattr(result, name) for name in Result.FIELDS] for result in results)
+    disk.write_csv(written[0], Result.FIELDS, rows)
     report.write_report(results, written[1], f"Depth on {place}")
     if any(not run.is_place for run in runs.grid.runs):
         written.append(folder / "depth.png")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cait.errors import UserError
 from cait.run.program import Program
 from contrib.runner import OUTPUT, failure, interruptible, train_run
 
@@ -23,6 +24,8 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     program = other(tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)")
     assert train_run(program, folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
     assert failure(folder, 3) == f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
+    with pytest.raises(UserError, match="--run_name cannot be given"):
+        train_run(program, folder, ["--run_name=other"])
     (folder / "checkpoints/last.ckpt").touch()
     train_run(program, folder, ["--model.lr=1"], {"EXTRA": ""})
     assert (folder / OUTPUT).read_text().splitlines()[1:] == [f"resume {folder} "]

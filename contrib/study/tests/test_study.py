@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from harness import LIMIT, environment
+from harness import LIMIT, REPO, environment
 
 from cait.cli import main
-from cait.errors import UserError
 from cait.model.config import variant_config
 from cait.run.program import Program
 from contrib.study import report
@@ -218,6 +217,9 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
         (["--grid=nowhere.yaml"], "cannot read the grid nowhere.yaml"),
         (["--jobs=0"], "--jobs must be at least 1"),
         (["images/"], "the folder of images is --data DIR"),
+        (["--seed_everything=3"], "--seed_everything cannot be given: each run has its own; leave it out"),
+        (["--model.fields.depth=3", "--run_name=x"], "--model.fields.depth and --run_name cannot be given"),
+        ([f"--grid={REPO}/configs/digits.yaml"], "is not a grid of a study: KeyError 'digits'"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
@@ -230,9 +232,3 @@ def test_bad_input_is_told_in_one_line(
     assert words in told
     assert told.count("\n") == 1
     assert not Path("logs").exists()
-
-
-def test_a_file_that_is_no_grid(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text("sizes: {quick: {}}\n")
-    with pytest.raises(UserError, match=r"is not a grid of a study: KeyError 'digits'"):
-        Grid(tmp_path / "grid.yaml")
