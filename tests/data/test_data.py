@@ -85,7 +85,6 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(batch_size=5), "batch_size must be even"),
         (dict(auto_augment="rond-m9"), "auto_augment"),
         (dict(crop_pct=0), "crop_pct"),
         (dict(val_fraction=1), "val_fraction"),

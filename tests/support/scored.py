@@ -19,8 +19,8 @@ BROKEN = "ILSVRC2012_val_00000005.JPEG"
 PART = (2, 5, 11)
 """The classes of a set that lacks the others."""
 CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]  # the tests' own process could not start others
-TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.eval_batch_size=13"]
-"""Two processes, in batches that the pictures do not fill."""
+TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=13"]
+"""Two processes, in batches that the pictures do not fill, and that Mixup could not pair."""
 
 
 def write_sets(place: Path) -> None:

@@ -64,8 +64,6 @@ class ImageNetDataModule(LightningDataModule):
         given: Settings,
     ) -> None:
         super().__init__()
-        if mixing.is_on and loading.batch_size % 2:
-            raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         is_own = preprocessing.reading.reader or self.has_own_eval_transform
         if (channels := preprocessing.reading.in_chans) not in (1, 3) and not is_own:
             why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
@@ -329,15 +327,18 @@ class ImageNetDataModule(LightningDataModule):
 
     def share_batch(self, trainer: Trainer) -> None:
         """Make `batch_size` this process's part of a `global_batch`. Raises UserError if the parts are not even."""
-        if not self.loading.global_batch:
-            return
-        images, parts = self.loading.batch_size, trainer.world_size * trainer.accumulate_grad_batches
-        self.batch_size, left = divmod(images, parts)
-        if left or self.batch_size < 1 or (self.mixing.is_on and self.batch_size % 2):
+        images, parts, left = self.batch_size, 1, 0
+        if self.loading.global_batch:
+            images, parts = self.loading.batch_size, trainer.world_size * trainer.accumulate_grad_batches
+            self.batch_size, left = divmod(images, parts)
+            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
+        is_odd = self.mixing.is_on and self.batch_size % 2
+        if is_odd and parts == 1:
+            raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {images}")
+        if left or self.batch_size < 1 or is_odd:
             batches = f"{parts} batches (processes × accumulation), of even numbers for Mixup and CutMix"
             remedy = "change it, or set --data.global_batch false"
             raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
-        self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
