@@ -97,9 +97,5 @@ class _Output:
 @contextlib.contextmanager
 def output_may_go() -> Iterator[None]:
     """While a run trains, print to streams that may lose their terminal or their reader."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_Output, before)
-    try:
+    with contextlib.redirect_stdout(_Output(sys.stdout)), contextlib.redirect_stderr(_Output(sys.stderr)):
         yield
-    finally:
-        sys.stdout, sys.stderr = before
