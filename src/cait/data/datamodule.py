@@ -140,8 +140,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        labels = self._targets(self._train_labels)
-        counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels, minlength=self.num_classes)
+        sets = getattr(self.source, "label_sets", None)
+        of_labels = torch.bincount(self._train_labels, minlength=len(self.label_names))
+        counts = of_labels if sets is None else of_labels.double() @ sets.double()
         return counts.long().tolist()
 
     @cached_property
@@ -190,7 +191,6 @@ class ImageNetDataModule(LightningDataModule):
         return self.make_eval_transform()
 
     def how_read(self) -> str:
-        """What decodes the training images."""
         return getattr(self.train_transform, "how_read", self.preprocessing.reading.reader or "Pillow")
 
     # Lightning's hooks

@@ -228,7 +228,6 @@ class Loader(DataLoader[Any]):
 
 
 def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
-    """The settings of a DataLoader with `workers` processes."""
     if workers == 0:
         return {}
     return dict(
@@ -241,7 +240,6 @@ def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
 
 
 def init_worker(worker_id: int, under_trainer: bool) -> None:
-    """What a worker process begins with."""
     # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
     # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
     for signum in cores.STOPPING if under_trainer else ():

@@ -57,9 +57,11 @@ class Preprocessing:
         check_range(self, "(-inf, inf)", "mean")
         check_range(self, "(0, inf)", "std")
         mean, std, gray = [*self.mean], [*self.std], self.reading.in_chans == 1
-        if gray:
-            mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
-        if {len(mean), len(std)} != {channels := self.reading.in_chans if self.reading.reader or gray else 3}:
+        if gray:  # one number, for three that are ImageNet's or alike
+            mean, std = GREY.get(tuple(mean), mean), GREY.get(tuple(std), std)
+            mean, std = (each[:1] if len({*each}) == 1 else each for each in (mean, std))
+        channels = self.reading.in_chans if self.reading.reader or gray else 3
+        if {len(mean), len(std)} != {channels}:
             numbers = {1: "one number", 3: "three numbers"}.get(channels, f"{channels} numbers")
             raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
         vars(self).update(mean=mean, std=std)

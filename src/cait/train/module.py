@@ -131,7 +131,6 @@ class CaiTModule(LightningModule):
         self.val_metrics = self.new_metrics()
 
     def new_metrics(self) -> Any:
-        """The metrics of a set of weights."""
         return self.task.metrics(self.own_metrics, self.per_class)
 
     def __getattr__(self, name: str) -> Any:
