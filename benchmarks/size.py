@@ -37,8 +37,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6924, 6500),
-    "lines of all source without tests": Limit(15787, 12500),
+    "lines of model, data, train, run and cli": Limit(6919, 6500),
+    "lines of all source without tests": Limit(15782, 12500),
     "lines of its tests": Limit(17233, 12900),
     "lines of contrib without tests": Limit(4438, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
@@ -48,9 +48,9 @@ LIMITS = {
     "files of a batch": Limit(8, 8),
     "lines of a batch": Limit(1939, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1449, 1448),
+    "lines of a step": Limit(1448, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),
-    "lines of a checkpoint and its resume": Limit(2698, 2280),
+    "lines of a checkpoint and its resume": Limit(2693, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
