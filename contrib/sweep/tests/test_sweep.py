@@ -50,7 +50,7 @@ def write(folder: Path, **changes: Any) -> Path:
         ({"sampler": "grid"}, "space.model.lr is a range; a grid needs a list of values"),
         ({"pruner": {"name": "median", "warmup": 1}}, "pruner: MedianPruner.__init__() got an unexpected keyword"),
         ({"trials": None}, "trials must be at least 1"),
-        ({"name": ".."}, "a run's name is made of letters, digits"),
+        ({"name": ".."}, "a run's name has letters, digits"),
     ],
 )
 def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def recipe(layers: Iterable[Layer]) -> str:
 def check_run_name(name: str) -> None:
     """Raise UserError if a run cannot be called that."""
     if not re.fullmatch(r"\w[\w.=+-]*", name):
-        raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
+        raise UserError(f"a run's name has letters, digits and _, then also . - + =, and is not a path: {name!r}")
 
 
 def is_overlay(path: Path, held: Settings) -> bool:
