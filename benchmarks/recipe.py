@@ -88,8 +88,6 @@ def decays(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, floa
 
 
 class Record(Callback):
-    """Keeps the steps of a run."""
-
     def __init__(self, ema: EMA) -> None:
         self.ema = ema
         self.steps: list[Step] = []

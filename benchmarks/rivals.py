@@ -57,9 +57,8 @@ class Rows:
 
 def spread(values: Sequence[float], mark: str = "") -> str:
     """Mean, between two marks, ± standard deviation."""
-    return f"{mark}{statistics.mean(values):.1f}{mark}" + (
-        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    )
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mark}{statistics.mean(values):.1f}{mark}{deviation}"
 
 
 def table(

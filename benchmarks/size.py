@@ -119,7 +119,6 @@ def long_constructors() -> list[str]:
 
 
 def measured() -> dict[str, int]:
-    """What `LIMITS` names, as it is now."""
     loaded = modules_of_fit()
     found = {
         "lines of model, data, train, run and cli": sum(lines(sources(SOURCE / room)) for room in READ_FIRST),
@@ -170,7 +169,6 @@ def extras() -> Iterator[Extra]:
 
 
 def table() -> str:
-    """The table of docs/your_project.md."""
     rows = ["| extra | brings | lines | of tests | optional packages |", "|---|---|---|---|---|"]
     for extra in extras():
         link = f"[{extra.name}](../{extra.folder.relative_to(REPO).as_posix()})"
@@ -180,7 +178,6 @@ def table() -> str:
 
 
 def write() -> None:
-    """Put the table of the extras as they are now into docs/your_project.md."""
     text = PAGE.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[-1]
     PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")

@@ -128,9 +128,8 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
         if late and (not saving or any(checkpoints.glob(".last.ckpt.*"))):
             job.kill(group)
             where = "while saving" if any(checkpoints.glob(".last.ckpt.*")) else "anywhere"
-            return (
-                f"{time.monotonic() - job.begun:.1f} s after its start, {where}, {'group' if group else 'main process'}"
-            )
+            seconds = time.monotonic() - job.begun
+            return f"{seconds:.1f} s after its start, {where}, {'group' if group else 'main process'}"
         time.sleep(0.0005 if saving else 0.01)
     job.wait()
     return None
@@ -213,12 +212,10 @@ def main() -> None:
         wrong = [part for part, value in alone.items() if not same(value, got[part])]
         print(f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}", flush=True)
         differing += wrong
-    verdict = (
-        f"{kills} kills and {stops} stops in {runs} runs of {options.processes} process(es), {options.accelerator}, "
-        + f"seed {options.seed}"
-        + f"{', ' * bool(settings)}{' '.join(settings)}: "
-        + (f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits")
-    )
+    how = f"{options.processes} process(es), {options.accelerator}, seed {options.seed}"
+    more = f", {' '.join(settings)}" if settings else ""
+    ended = f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits"
+    verdict = f"{kills} kills and {stops} stops in {runs} runs of {how}{more}: {ended}"
     print(verdict)
     if options.out:
         with options.out.open("a") as file:
