@@ -62,10 +62,8 @@ def _fetch(cache: Path) -> None:
     """Put the files into the cache, once they are checked."""
     npm = shutil.which("npm")
     if npm is None:
-        raise UserError(
-            f"there is no npm here, which fetches {PACKAGE}: run `npm pack {PACKAGE}` where there is one, "
-            f"and add --runtime {TARBALL}"
-        )
+        remedy = f"run `npm pack {PACKAGE}` where there is one, and add --runtime {TARBALL}"
+        raise UserError(f"there is no npm here, which fetches {PACKAGE}: {remedy}")
     with TemporaryDirectory(prefix="cait-npm-") as scratch:
         done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=scratch, capture_output=True, text=True)
         if done.returncode:

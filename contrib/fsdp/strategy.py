@@ -78,10 +78,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         counts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(counts, sized_len(dataloader))
         if len(set(counts)) > 1:
-            raise UserError(
-                f"fsdp2 needs all processes for every batch, and they have {min(counts)} to {max(counts)} batches: "
-                "set another --data.eval_batch_size"
-            )
+            have = f"they have {min(counts)} to {max(counts)} batches: set another --data.eval_batch_size"
+            raise UserError(f"fsdp2 needs all processes for every batch, and {have}")
         return dataloader
 
     def post_backward(self, closure_loss: Tensor) -> None:

@@ -99,10 +99,8 @@ class ReplayCLI(CaiTCLI):
         """Go through the steps, in the place of training."""
         asked, trainer = self.asked, self.trainer
         if not asked.data_only and trainer.num_nodes > 1 and self.processes.cluster() is None:
-            raise UserError(
-                f"the run is of {trainer.num_nodes} nodes: start replay on all of them as the run was started, with "
-                "torchrun or srun; --data-only needs one process"
-            )
+            remedy = "start replay on all of them as the run was started, with torchrun or srun"
+            raise UserError(f"the run is of {trainer.num_nodes} nodes: {remedy}; --data-only needs one process")
         batches = TrainingBatches(self.datamodule, trainer, asked.data_state)
         batches.check(self.steps)
         if not asked.data_only:

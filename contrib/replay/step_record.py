@@ -68,10 +68,8 @@ class StepRecord(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step != self.start:
-            raise UserError(
-                f"the checkpoint is of step {trainer.global_step}, not {self.start}: it was replaced; "
-                "give the same command again"
-            )
+            step = f"step {trainer.global_step}, not {self.start}"
+            raise UserError(f"the checkpoint is of {step}: it was replaced; give the same command again")
 
         @torch.no_grad()
         def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:

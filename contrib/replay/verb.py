@@ -54,10 +54,9 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
         raise UserError("--data-only reads no checkpoint: leave out --ckpt_path")
     configured = any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
     if not named and not (asked.data_only and configured):
-        raise UserError(
-            f"which run? `{to_type('make replay RUN=NAME STEP=N', 'cait replay NAME --step N')}`; "
-            "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
-        )
+        of_run = to_type("make replay RUN=NAME STEP=N", "cait replay NAME --step N")
+        of_none = "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
+        raise UserError(f"which run? `{of_run}`; {of_none}")
 
 
 def _choose_start(asked: Namespace) -> None:

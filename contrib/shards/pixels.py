@@ -50,10 +50,8 @@ class Pixels:
             values = (getattr(self, name), settings[name])
             made, wanted = ("null" if value is None else str(value).lower() for value in values)
             if made != wanted:
-                again = f"--data.{name} {made}, or make the shards again"
-                raise UserError(
-                    f"the raw pixels of the shards are of {name} {made}, the run has {wanted}: give {again}"
-                )
+                remedy = f"give --data.{name} {made}, or make the shards again"
+                raise UserError(f"the raw pixels of the shards are of {name} {made}, the run has {wanted}: {remedy}")
 
     def stored(self, data: bytes, name: str) -> bytes:
         """What is stored in place of an image file."""

@@ -161,10 +161,8 @@ class ShardSource:
             needed, what = sum(sorted(sizes["train"])[-chunks:]), f"{chunks} chunks"
             remedy = "lower --data.window"
         if needed > self.place.limit:
-            raise UserError(
-                f"{what} of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
-                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or {remedy}"
-            )
+            compared = f"{needed / 1e9:.2f} GB, more than the cache of {self.place.limit / 1e9:g} GB"
+            raise UserError(f"{what} of {self.root} have {compared}: raise --data.cache_gb or {remedy}")
         return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window) if windowed else None
 
     @cached_property

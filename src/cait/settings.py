@@ -139,9 +139,8 @@ def take_from_data(module: Any, data: Any) -> Settings:
     how = getattr(data, "preprocessing", None)
     channels = (module.hparams["fields"] or {}).get("in_chans", 3)
     if how and how.reading.in_chans != channels and not data.has_own_eval_transform:
-        raise UserError(
-            f"the network has in_chans {channels}, the data module {how.reading.in_chans}: give both the same"
-        )
+        of_both = f"the network has in_chans {channels}, the data module {how.reading.in_chans}"
+        raise UserError(f"{of_both}: give both the same")
     normalization = {"mean": how.mean, "std": how.std} if how else {}
     for hparams in (module.hparams, module._hparams_initial):  # of the checkpoints, of the loggers
         hparams.update(sizes | normalization)

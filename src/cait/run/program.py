@@ -136,10 +136,9 @@ class Processes:
         for rank, (host, own) in enumerate(told):
             for name in [*first, *own]:
                 if own.get(name) != first.get(name):
-                    raise UserError(
-                        f"process {rank} on {host} has {name} {own.get(name)}, process 0 on {first_host} "
-                        f"{first.get(name)}: all processes of a run need the same data, code and settings"
-                    )
+                    of_both = f"process {rank} on {host} has {name} {own.get(name)}, process 0 on {first_host}"
+                    rule = "all processes of a run need the same data, code and settings"
+                    raise UserError(f"{of_both} {first.get(name)}: {rule}")
 
 
 def _open_store(cluster: ClusterEnvironment) -> Store:

@@ -163,10 +163,8 @@ def _weights(line: Line, row: Row) -> Settings:
         return {}
     weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
     if not weights.exists() and "print_config" not in line.typed:
-        raise UserError(
-            f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
-            f"`{source.command}` first, or give --model.weights FILE"
-        )
+        remedy = f"`{source.command}` first, or give --model.weights FILE"
+        raise UserError(f"{row.id} needs the weights of {source.id}, and there is no {weights}: {remedy}")
     # A run of the row itself is read whole, because its moving average is scored too.
     found: Settings = {"ckpt_path": str(weights)} if source is row else {"model": {"weights": str(weights)}}
     return found | ({"output": str(row.run_dir / rundir.EVALUATION)} if line.verb == "eval" else {})
