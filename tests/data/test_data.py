@@ -131,9 +131,7 @@ def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Pa
     assert named.class_names == ["bat", "cat"]
     with pytest.raises(UserError, match=r"class_names has 2 names, .* has 4 classes; leave it out"):
         named.setup()
-    with pytest.raises(
-        UserError, match=r"checkpoint's 3 classes are not the 4 of .*: missing: owl; unknown: bat, own$"
-    ):
+    with pytest.raises(UserError, match=r"3 classes are not the 4 of .*: missing: owl; unknown: bat, own$"):
         images_in(mixed_root).load_state_dict(state)
 
 
@@ -149,6 +147,7 @@ def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -
     trained().load_state_dict(saved)
     for other, words in (
         (trained(seed=7), "seed was 0, is 7; to continue anyway add --data.check_resume false"),
+        (trained(crop_pct=0.5), "crop_pct was 1.0, is 0.5"),
         (trained(batch_size=8), "images a batch, over all processes was 4, is 8"),
         (trained(accumulated=2), "batches accumulated, by epoch was {0: 1}, is {0: 2}"),
         (trained(val_split="train", train_split="val"), "training pictures was 36, is 15"),

@@ -39,7 +39,7 @@ class ImageNetDataModule(LightningDataModule):
     add, and:
 
     Args:
-        check_resume: refuse a checkpoint of a run with other data, seed or global batch.
+        check_resume: refuse a checkpoint of a run with other data, preparation, seed or global batch.
         class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
         seed: seed of order, augmentation and mixing.
@@ -374,7 +374,7 @@ class ImageNetDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
-        Raises UserError if the classes differ; in training also data, seed or batch, unless `check_resume` is off.
+        Raises UserError for other classes; with `check_resume` in training for other data, preparation, seed or batch.
         """
         saved, present = state_dict["class_names"], self.class_names
         trains = self.trainer is not None and self.trainer.training
@@ -386,16 +386,16 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"the checkpoint's {told}{remedy}")
         if not trains:
             return
-        for name, value in self.state_dict()["depends_on"].items():
-            saved = state_dict["depends_on"].get(name, value)
+        was, now = (each["depends_on"] | (each.get("preprocessing") or {}) for each in (state_dict, self.state_dict()))
+        for name, value in now.items():
+            saved = was.get(name, value)
             if name == "pixels by" and saved != value == "timm" and self.loading.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:
-                changed = f"with other data or settings: {name} was {saved}, is {value}"
+                told = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"
                 if self.check_resume:
-                    to_continue = "to continue anyway add --data.check_resume false"
-                    raise UserError(f"the checkpoint is of a run {changed}; {to_continue}")
-                rank_zero_info(f"the run goes on {changed}")
+                    raise UserError(f"{told}; to continue anyway add --data.check_resume false")
+                rank_zero_info(f"{told}; the run goes on")
 
     def _digest(self, samples: Samples) -> str:
         """Digest of images' names below `root`; it takes a second for ImageNet."""
