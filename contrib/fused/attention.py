@@ -213,9 +213,8 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     heads, weight_l, bias_l, weight_w, bias_w = ctx.saved_tensors
-    d_qkv, d_weight_l, d_weight_w, d_bias_w = talking_heads_backward(
-        d_out.contiguous(), heads, weight_l, weight_w, bias_w, ctx.scale
-    )
+    parameters = (weight_l, weight_w, bias_w)
+    d_qkv, d_weight_l, d_weight_w, d_bias_w = talking_heads_backward(d_out.contiguous(), heads, *parameters, ctx.scale)
     return d_qkv, d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w, None
 
 

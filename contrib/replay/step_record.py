@@ -94,9 +94,8 @@ class StepRecord(Callback):
                 layer = LAYER.findall(name.replace("_orig_mod.", ""))[0]
                 layers.setdefault(layer, []).append(precise(parameter.grad))
         scale = pl_module.gradient_scale(optimizer)
-        self.gradients[trainer.global_step] = {
-            layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
-        }
+        norms = {layer: whole_tensor(get_total_norm(gradients)) for layer, gradients in layers.items()}
+        self.gradients[trainer.global_step] = {layer: float(norm / scale) for layer, norm in norms.items()}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step >= self.wanted.stop

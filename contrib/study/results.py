@@ -41,9 +41,8 @@ def result_of(run: StudyRun, folder: Path) -> Result:
         logged = curves.read(folder)
     except UserError:
         logged = {}
-    acc1, loss, train_loss = (
-        logged[name][1] if name in logged else [math.nan] for name in ("val/acc1", "val/loss", "train/loss")
-    )
+    names = ("val/acc1", "val/loss", "train/loss")
+    acc1, loss, train_loss = (logged[name][1] if name in logged else [math.nan] for name in names)
     return Result(
         **vars(run),
         acc1=acc1[-1],

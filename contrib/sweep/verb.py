@@ -44,9 +44,7 @@ def sweep(arguments: list[str], program: Program) -> None:
 
 def _say_what_next(best: Path, name: str, program: Program) -> None:
     config, options = best / rundir.CONFIG, f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
-    train = to_type(
-        f'make train CONFIG={config} RUN={name}-best ARGS="{options}"',
-        f"cait fit --config {config} --run_name {name}-best {options}",
-    )
+    make = f'make train CONFIG={config} RUN={name}-best ARGS="{options}"'
+    train = to_type(make, f"cait fit --config {config} --run_name {name}-best {options}")
     print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
     print(f"Score it:\n  {program.command('eval', best)}")

@@ -195,9 +195,8 @@ class Program:
     def command(self, verb: str, folder: Path, options: str = "") -> str:
         """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""
         name = rundir.run_argument(folder)
+        words = f"{verb} {name} {options}".rstrip()
         if self.script:
-            return f"python {self.script} {verb} {name} {options}".rstrip()
-        return to_type(
-            f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else ""),
-            f"cait {verb} {name} {options}".rstrip(),
-        )
+            return f"python {self.script} {words}"
+        make = f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else "")
+        return to_type(make, f"cait {words}")

@@ -229,9 +229,6 @@ class RunSummary(Callback):
 def _twice_as_long(trainer: Trainer) -> list[str]:
     """The options of a resume that trains twice as long; none if the run ended before its limits."""
     position = Position.of(trainer)
-    limits = [
-        ("max_epochs", trainer.max_epochs, position.epoch),
-        ("max_steps", trainer.max_steps, position.step),
-    ]
+    limits = ("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)
     options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
     return [" ".join(options)] if options else []
