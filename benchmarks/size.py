@@ -37,10 +37,10 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6918, 6500),
-    "lines of all source without tests": Limit(15778, 12500),
-    "lines of its tests": Limit(17233, 12900),
-    "lines of contrib without tests": Limit(4425, 3900),
+    "lines of model, data, train, run and cli": Limit(6917, 6500),
+    "lines of all source without tests": Limit(15774, 12500),
+    "lines of its tests": Limit(17232, 12900),
+    "lines of contrib without tests": Limit(4420, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
