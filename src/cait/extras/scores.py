@@ -30,7 +30,7 @@ def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """The content of a run's evaluation.json; `again` is what to type to score the run.
 
-    Raises UserError if the run was not scored, or its scores are of another step or data set than the checkpoint.
+    Raises UserError if the run was not scored, or its scores are of another step, data set or preparation of images.
     """
     path = folder / rundir.EVALUATION
     try:
@@ -39,11 +39,14 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
     except UserError as error:
         raise UserError(f"{error}; score the run again with `{again}`") from error
-    step = ckpt.read_checkpoint(checkpoint)["global_step"]
+    content = ckpt.read_checkpoint(checkpoint)
+    step, prepared = content["global_step"], (ckpt.data_state(content) or {}).get("preprocessing") or {}
     root = root_name(str(saved.data_settings(folder).get("root")))
     if (about["step"], about["root"]) != (step, root):
         scored = f"{path} is of step {about['step']} of {about['root']}, the run of step {step} of {root}"
         raise UserError(f"{scored}: score it again with `{again}`")
+    if any(about.get(name, value) != value for name, value in prepared.items()):
+        raise UserError(f"{path} is of images prepared otherwise than the run's: score it again with `{again}`")
     for part in {"raw", "ema"} & about.keys():
         about[part] = {name: value for name, value in about[part].items() if value is not None}
     return about

@@ -62,10 +62,7 @@ def card(arguments: list[str], program: Program) -> None:
 
 
 def _write(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
-    """Write the card of a run, with its curves, into the folder `output`.
-
-    Raises UserError if the run was not scored, its scores are of another step or data set, or it has logged nothing.
-    """
+    """Write the card of a run, with its curves, into the folder `output`. Raises what `scores.read` does."""
     from cait.extras import curves, plots, scores
 
     checkpoint = rundir.best_checkpoint(folder, "describe")

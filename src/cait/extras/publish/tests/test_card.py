@@ -38,9 +38,8 @@ pytestmark = pytest.mark.usefixtures("scored", "here")
 
 def refused(folder: Path) -> str:
     done = call(folder, "card", "mine")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    return line
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    return done.stderr
 
 
 def metadata(card: str) -> dict[str, Any]:
@@ -146,9 +145,8 @@ def test_the_code_of_the_card_reads_planes_as_the_run_does(tmp_path: Path, monke
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
-    table = Results(
-        "Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], "a\n# b\x1b[31m| http://c www.d is better"
-    )
+    told = "a\n# b\x1b[31m| http://c www.d is better"
+    table = Results("Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], told)
     card = rendered(table)
     assert "### Baselines\n\n|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |\n" in card
     assert "\na \\# b\\[31m\\| http\\://c www\\.d is better.\n" in card
@@ -184,6 +182,8 @@ def test_a_run_without_scores_has_no_card(here: Path) -> None:
     try:
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3 of data/digits, the run of step 4 of" in refused(here)
+        path.write_text(json.dumps(json.loads(kept) | {"crop_pct": 0.5}))
+        assert "is of images prepared otherwise than the run's: score it again" in refused(here)
         content = json.loads(kept)
         path.write_text(json.dumps(content | {"ema": content["ema"] | {"acc1": None}}))
         assert "has no accuracy to show: the network's answers are not finite" in refused(here)
