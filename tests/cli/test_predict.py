@@ -28,7 +28,7 @@ SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """A folder with a run that has a moving average, and a folder of images. Some of these cannot be read."""
+    """A run of a moving average, called as a file of weights, and a folder of images. Some of these cannot be read."""
     place = tmp_path_factory.mktemp("predict")
     save_classes(photographs, place / "photos", 6, 2)
     save_mixed(photographs, place / "images/some more", 5, 20)
@@ -40,14 +40,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
         patch.setattr(sys, "argv", ["cait"])
         how = ["--data.crop_pct=0.8", "--data.interpolation=bilinear", "--data.batch_size=4", "--data.num_workers=0"]
         steps = ["--trainer.max_epochs=1", "--model.warmup_epochs=0", "--model.lr=0.01", "--ema.decay=0.9"]
-        main(["fit", *SMALL, "--data.root=photos", "--run_name=mixed", *how, *steps])
+        main(["fit", *SMALL, "--data.root=photos", "--run_name=mixed.pt", *how, *steps])
     (place / "photos").rename(place / "gone")  # the checkpoint knows the classes
     return place
 
 
 def expected(path: Path, ema: bool) -> torch.Tensor:
     """Probabilities by the network alone, of an image that timm has prepared."""
-    checkpoint = ckpt.read_checkpoint("logs/mixed/checkpoints/best.ckpt")
+    checkpoint = ckpt.read_checkpoint("logs/mixed.pt/checkpoints/best.ckpt")
     network = package.create_model("xxs24", 16, 3, embed_dim=32, depth=2, num_heads=2, patch_size=4).eval()
     network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
     timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
@@ -63,7 +63,7 @@ def lines(text: str) -> list[dict]:
 
 
 def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["predict", "mixed", "images", "missing.png", "--format", "jsonl"])
+    main(["predict", "mixed.pt", "images", "missing.png", "--format", "jsonl"])
     told = capsys.readouterr()
     rows = lines(told.out)
     files = sorted(str(path) for path in Path("images").rglob("*") if path.is_file())
@@ -84,7 +84,7 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
             assert indices == probabilities.argsort(descending=True).tolist()
             assert [best["class"] for best in row["predictions"]] == [CLASSES[index] for index in indices]
 
-    main(["predict", "mixed", "images", "missing.png", "--format=csv", "--top_k=2", "--output=out/two.csv"])
+    main(["predict", "mixed.pt", "images", "missing.png", "--format=csv", "--top_k=2", "--output=out/two.csv"])
     assert capsys.readouterr().out == "out/two.csv\n"
     with open("out/two.csv", newline="") as file:
         table = list(csv.DictReader(file))
@@ -95,12 +95,12 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
         assert [ours["class"], ours["class_2"]] == [best[0]["class"], best[1]["class"]]
         assert "error" in row or float(ours["probability_2"]) == pytest.approx(best[1]["probability"], abs=6e-5)
 
-    main(["predict", "mixed", "images", "--top_k=99", f"--output={(here / 'all.jsonl')}"])  # the suffix is the format
+    main(["predict", "mixed.pt", "images", "--top_k=99", f"--output={here / 'all.jsonl'}"])  # the suffix is the format
     told = capsys.readouterr()
     assert told.out == f"{here / 'all.jsonl'}\n"
     assert {len(row["predictions"]) for row in lines(Path("all.jsonl").read_text()) if "predictions" in row} == {3}
 
-    main(["predict", "--top_k", "1", "mixed", "images", "missing.png"])
+    main(["predict", "--top_k", "1", "mixed.pt", "images", "missing.png"])
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == len(rows)
     for line, row in zip(shown, rows, strict=True):
@@ -117,7 +117,7 @@ def test_names_come_from_files_and_standard_input(
     one, two = "images/some more/0.jpg", "images/some more/2.png"
     names = f"\ufeff{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(names)))
-    main(["predict", "logs/mixed", one, "-", "--format=jsonl", "--raw"])
+    main(["predict", "logs/mixed.pt", one, "-", "--format=jsonl", "--raw"])
     rows = lines(capsys.readouterr().out)
     assert [row["path"] for row in rows] == [one, two, "odd \udcff.png"]
     assert "error" in rows[-1]
@@ -148,13 +148,13 @@ def test_a_folder_is_searched_as_in_training(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["mixed"], "the following arguments are required: IMAGE"),
+        (["mixed.pt"], "the following arguments are required: IMAGE"),
         ([], "the following arguments are required: RUN, IMAGE"),
         (["other", "images"], "there is no run logs/other"),
-        (["mixed", "images", "--top_k=0"], "--top_k must be at least 1"),
-        (["mixed", "images/broken.jpg", "missing.jpg"], "none of the 2 images can be read"),
-        (["mixed", "images", "--output=images/broken.jpg"], "images/broken.jpg exists; move it away"),
-        (["mixed", "logs/mixed/checkpoints"], "no images below logs/mixed/checkpoints"),
+        (["mixed.pt", "images", "--top_k=0"], "--top_k must be at least 1"),
+        (["mixed.pt", "images/broken.jpg", "missing.jpg"], "none of the 2 images can be read"),
+        (["mixed.pt", "images", "--output=images/broken.jpg"], "images/broken.jpg exists; move it away"),
+        (["mixed.pt", "logs/mixed.pt/checkpoints"], "no images below logs/mixed.pt/checkpoints"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -170,7 +170,7 @@ def test_bad_input_is_told_in_a_line(
 def test_probabilities_that_are_not_finite_are_no_prediction(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = torch.load("logs/mixed/checkpoints/best.ckpt", weights_only=True)
+    content = torch.load("logs/mixed.pt/checkpoints/best.ckpt", weights_only=True)
     content["state_dict"]["model.head.bias"][0] = torch.nan
     torch.save(content, tmp_path / "broken.ckpt")
     with pytest.raises(SystemExit) as stop:
@@ -185,7 +185,7 @@ def test_probabilities_that_are_not_finite_are_no_prediction(
 
 def test_a_loaded_module_predicts(here: Path) -> None:
     paths = ["images/some more/0.jpg", "images/some more/3.png"]
-    module = package.load("mixed")
+    module = package.load("mixed.pt")
     assert module.class_names == CLASSES
     assert not module.training
     of_one, of_both = module.predict(paths[0]), module.predict([Path(paths[0]), Image.open(paths[1])], top_k=2)
@@ -197,10 +197,10 @@ def test_a_loaded_module_predicts(here: Path) -> None:
         assert (module.transform(path) - timms(load_image(path))).abs().max() < 1e-5
     with pytest.raises(UserError, match=r"cannot read the image images/broken\.jpg: not an image"):
         module.predict(["images/broken.jpg"])
-    with pytest.raises(UserError, match="there is no run logs/nowhere; runs: mixed"):
+    with pytest.raises(UserError, match=r"there is no run logs/nowhere; runs: mixed\.pt"):
         package.load("logs/nowhere")
     # Lightning's own loader reads a checkpoint alone, with the raw weights.
-    path = Path("logs/mixed/checkpoints/best.ckpt")
+    path = Path("logs/mixed.pt/checkpoints/best.ckpt")
     alone = package.CaiTModule.load_from_checkpoint(path, weights_only=True)
     best = alone.predict(paths[0])[0]
     assert best["probability"] == pytest.approx(expected(paths[0], ema=False).max().item(), abs=1e-5)

@@ -108,7 +108,7 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
         if folder := rundir.of_checkpoint(path):
             disk.check_inside(folder)
         return path, folder
-    if path.suffix in ckpt.WEIGHTS and not path.is_dir():
+    if path.suffix in ckpt.WEIGHTS and not (path.is_dir() or (rundir.LOGS / path).is_dir()):
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
