@@ -247,6 +247,7 @@ DATA: dict[str, tuple[Any, ...]] = {
     "multi_label": (True, opened, {"labels": "TABLE"}),
     "folds": (3, opened),
     "fold": (1, opened, {"folds": 3}),
+    "group_by": ("(.*)", opened),
 }
 BY_SOURCE = {"data_dir": "x", "download": True, "input_key": "x", "target_key": "x", "cache_gb": 1.0, "window": 2}
 """Settings of data sets of other kinds than folders: a folder refuses them."""

@@ -15,7 +15,7 @@ LOOKED_AT, SIDE = 50, 32
 """Validation images whose neighbors are looked at, and the side in pixels at which two are compared."""
 SAME, OF_CONTRAST = 4.0, 0.25
 """Alike are two that differ by fewer gray levels, and by less than this part of what one differs from its mean."""
-REMEDY = "keep each scene together, by a column `group` of --data.labels"
+REMEDY = "keep each scene together, by --data.group_by or a column `group` of --data.labels"
 
 
 def told_of_frames(source: FolderSource) -> str | None:

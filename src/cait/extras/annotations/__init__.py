@@ -1,5 +1,9 @@
-"""Labels in a table, several per image, a test split, and folds: --data.labels FILE.csv, --data.folds K."""
+"""Labels in a table, several per image, a test split, folds, and groups that stay whole.
 
+--data.labels FILE.csv, --data.folds K, --data.group_by REGEX.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +29,16 @@ class Annotations:
     its StratifiedGroupKFold. Then `fold` validates and the others train."""
     fold: int = 0
     """The fold that validates, from 0 on."""
+    group_by: str | None = None
+    """Regular expression that finds the group of an image, as a scene or a patient, in its path below `root`: it is
+    what the first pair of parentheses matches. As a column `group` of `labels`, which it replaces."""
 
     def __post_init__(self) -> None:
+        try:
+            if self.group_by is not None and not re.compile(self.group_by).groups:
+                raise UserError(f"data.group_by {self.group_by}: put what names the group in parentheses")
+        except re.error as error:
+            raise UserError(f"data.group_by {self.group_by} is no regular expression: {error}") from error
         check_range(self, "[2, inf)", "folds")
         if self.multi_label and self.labels is None:
             raise UserError("data.multi_label reads the classes of images from a table: name it with data.labels")
@@ -40,12 +52,12 @@ TASKS = {MULTI_LABEL: "cait.extras.annotations.multi_label:MultiLabel"}
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
-    """The images of a folder under the labels of a table, or divided into folds; None if neither is asked for.
+    """The images of a folder with labels of a table, folds or groups; None if nothing of this is asked for.
 
     Raises UserError if `root` is no folder of images.
     """
     asked: Annotations = group(Annotations, settings)
-    if asked.labels is None and asked.folds is None:
+    if asked.labels is None and asked.folds is None and asked.group_by is None:
         return None
     from cait.data import source
     from cait.data.folder import FolderSource
@@ -54,5 +66,5 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     ours = {"root", "val_list", *values(asked)}
     images = source.open_source(root, **{name: value for name, value in settings.items() if name not in ours})
     if not isinstance(images, FolderSource):
-        raise UserError(f"data.labels and data.folds are for folders of images, and {root} is none")
+        raise UserError(f"data.labels, data.folds and data.group_by are for folders of images, and {root} is none")
     return AnnotatedSource(images, settings.get("val_list"), asked)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,10 +80,12 @@ class AnnotatedSource(FolderSource):
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Those of the table, or one for each image of the class folders."""
+        """Those of the table, or one for each image of the class folders, ordered by path."""
         if self.asked.labels is None:
-            names = self.images.class_names
-            return [Row(below(self.root, path), names[label]) for path, label in sorted(self.images.all_images())]
+            images, names = self.images, self.images.class_names
+            parts = {"train": images.all_images()} if images.holds_out else {"train": images.train, "val": images.val}
+            of = ((split, *sample) for split, files in parts.items() for sample in files)
+            return sorted(Row(below(self.root, path), names[label], split) for split, path, label in of)
         self.prepare()
         if not self.root.is_dir():
             raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
@@ -136,7 +139,14 @@ class AnnotatedSource(FolderSource):
 
     @cached_property
     def groups(self) -> dict[str, str]:
-        return {os.path.join(self.root, row.path): row.group for row in self.rows if row.group}
+        """By path. Raises UserError if `group_by` finds none for an image."""
+        if (regex := self.asked.group_by) is None:
+            return {os.path.join(self.root, row.path): row.group for row in self.rows if row.group}
+        found = {os.path.join(self.root, row.path): _first_group(regex, row.path) for row in self.rows}
+        if without := [path for path, name in found.items() if not name]:
+            raise UserError(f"--data.group_by {regex} finds no group in the path of {abbreviate(without)}")
+        tell_once(f"{self.root}: {len(found):,} images in {len({*found.values()}):,} groups, by {regex}")
+        return found
 
     @cached_property
     def test(self) -> Files | None:
@@ -153,12 +163,11 @@ class AnnotatedSource(FolderSource):
             return held, held
         if self.val_list:
             train, val = hold_listed(pool, self.root, self.val_list)
-        elif self.asked.folds:
-            train, val = taken(pool, self._divide(pool, self.asked.folds)[self.asked.fold])
-        elif train and not val:
-            train, val = self._hold_out(pool)
-        if self.groups and not self.val_list and len(val):
-            self._tell_of_classes(train, val)
+        elif self.asked.folds or (train and not val):
+            folds, fold = self.asked.folds, self.asked.fold
+            train, val = taken(pool, self._divide(pool, folds)[fold]) if folds else self._hold_out(pool)
+            if self.groups:
+                self._tell_of_classes(train, val)
         return self.without_held_out(train, Files([*val, *(self.test or ())])), val
 
     def _hold_out(self, pool: Files) -> tuple[Files, Files]:
@@ -198,7 +207,7 @@ class AnnotatedSource(FolderSource):
         if without or abs(share - wanted) > wanted / 2:
             figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for"
             lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
-            tell_once(f"{self.asked.labels}: because groups stay whole, {figures}{lacking}")
+            tell_once(f"{self.asked.labels or self.root}: because groups stay whole, {figures}{lacking}")
 
     def _divide(self, samples: Files, folds: int) -> list[np.ndarray]:
         """The places of each of scikit-learn's stratified folds, which part no group.
@@ -212,7 +221,7 @@ class AnnotatedSource(FolderSource):
 
         groups = [self.groups[path] for path, _ in samples] if self.groups else None
         if groups and (count := len({*groups})) < folds:
-            raise UserError(f"{folds} folds need as many groups, {self.asked.labels} has {count}")
+            raise UserError(f"{folds} folds need as many groups, {self.asked.labels or self.root} has {count}")
         labels = np.array(samples.labels)
         if self.asked.multi_label or not self.asked.folds:
             labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
@@ -266,6 +275,12 @@ def _table_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[R
             label = PARTING.join(sorted({*label_parts(label)})) or PARTING
         below = os.path.relpath(root / cells["path"], root)
         yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""))
+
+
+def _first_group(regex: str, path: str) -> str:
+    """What the first parentheses that take part in a match hold; empty if nothing matches."""
+    found = re.search(regex, path)
+    return next(filter(None, found.groups()), "") if found else ""
 
 
 def label_parts(label: str) -> list[str]:

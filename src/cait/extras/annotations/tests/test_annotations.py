@@ -35,7 +35,7 @@ SHORT += ["--trainer.devices=1"]  # the tests' own process could not start other
 
 def images(root: Path = Path("data/digits")) -> list[str]:
     """Every image of the digits, below their folder."""
-    return sorted(str(path.relative_to(root)) for path in root.glob("*/*/*.png"))
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
 
 
 def write(file: str, header: str, rows: Sequence[Sequence[str]]) -> str:
@@ -104,6 +104,32 @@ def test_groups_stay_together_as_in_scikit_learn(here: Path) -> None:
     source = open_source("data/digits", labels=table, folds=5, fold=2)
     train, val = [*StratifiedGroupKFold(5, shuffle=True, random_state=0).split(paths, labels, groups)][2]
     assert (below(source.train), below(source.val)) == ([*paths[train]], [*paths[val]])
+
+
+@pytest.mark.parametrize("divided", [{"folds": 5, "fold": 2}, {}])
+def test_groups_of_names_are_divided_as_those_of_a_column(divided: dict, here: Path) -> None:
+    root = Path("data/digits/train")
+    table = write("last.csv", "path,label,group", [(path, path[0], path[-5]) for path in images(root)])
+    source = open_source(str(root), labels=table, **divided)
+    by_name = open_source(str(root), group_by=r"x|(\d)\.png", **divided)
+    assert [below(by_name.train), below(by_name.val)] == [below(source.train), below(source.val)]
+    assert {path[-5] for path in below(by_name.train)}.isdisjoint(path[-5] for path in below(by_name.val))
+
+
+def test_an_image_of_a_group_that_validates_is_not_trained_on(tmp_path: Path) -> None:
+    for path in ("train/a/s1_0", "train/a/s2_0", "train/b/s3_0", "val/a/s1_1", "val/b/s4_0"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{path}.png").write_text(path)
+    source = open_source(str(tmp_path), group_by="(s.)_")
+    assert below(source.train, str(tmp_path)) == ["train/a/s2_0.png", "train/b/s3_0.png"]
+    assert below(source.val, str(tmp_path)) == ["val/a/s1_1.png", "val/b/s4_0.png"]
+    for regex, told in (
+        ("s(.", "no regular expression"),
+        ("s", "in parentheses"),
+        ("(s[12])", r"b/s3_0.png, .*/b/s4_0"),
+    ):
+        with pytest.raises(UserError, match=told):
+            _ = open_source(str(tmp_path), group_by=regex).train
 
 
 @pytest.mark.parametrize("groups", [2, 4, 30])
