@@ -52,7 +52,7 @@ class Situation(NamedTuple):
 
 
 FACTORS: dict[str, Sequence[str]] = {
-    "images": ("folders", "held out", "table", "groups", "several", "own"),
+    "images": ("folders", "held out", "named", "table", "groups", "several", "own"),
     "network": ("cait", "batchnorm", "own", "solved", "frozen"),
     "weights": ("none", "file", "run"),
     "resumed": ("no", "amid", "extended", "grown"),
@@ -184,7 +184,7 @@ class Made:
     @property
     def holds_out(self) -> bool:
         """Whether `cait` divides the images itself."""
-        return self.situation.images in ("held out", "table", "groups", "several")
+        return self.situation.images in ("held out", "named", "table", "groups", "several")
 
 
 def _save(made: Made, place: Path, label: int, numbers: Iterator[int], count: int) -> None:
@@ -195,6 +195,8 @@ def _save(made: Made, place: Path, label: int, numbers: Iterator[int], count: in
             tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
         else:
             image.save(path)
+        if made.situation.images == "named":
+            made.groups[path.name] = path.name[:4]
 
 
 def _group(name: str) -> str:
@@ -229,7 +231,7 @@ def _write_images(made: Made, counts: Mapping[str, Sequence[int]], first: int = 
         for part, count in counts.items():
             if images in ("folders", "own"):
                 place = root / part / name
-            elif images == "held out":
+            elif images in ("held out", "named"):
                 place = root / name
             else:
                 place = root / "all"
@@ -309,6 +311,8 @@ def _arguments(made: Made) -> Iterator[str]:
     yield from (f"--model.name={name}", f"--model.fields={fields}")
     if given.images in ("table", "groups", "several"):
         yield "--data.labels=labels.csv"
+    if given.images == "named":
+        yield "--data.group_by=([0-3]-..)"
     if given.images == "several":
         yield "--data.multi_label=true"
     if given.average == "initial":
