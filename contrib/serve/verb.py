@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import signal
+import socket
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,8 @@ from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import UserError, to_install
 from cait.run.program import Program
+
+FAMILIES = {"127.0.0.1": socket.AF_INET, "0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 def serve(arguments: list[str], program: Program) -> None:
@@ -22,6 +25,10 @@ def serve(arguments: list[str], program: Program) -> None:
         raise UserError(f"--top_k must be at least 1, got {given.top_k}")
     if find_spec("litserve") is None:
         raise UserError(f"cait serve needs LitServe: {to_install('[serve]')}")
+    try:
+        socket.create_server((given.host, given.port), family=FAMILIES[given.host]).close()
+    except OSError as error:
+        raise UserError(f"{error.strerror}; name another with --port") from error
     own = {"module": program.module, "data": program.data}
     load = functools.partial(loading.load, given.run, raw=given.raw, trust_config=given.trusted, **own)
     module = load()  # here only to refuse a bad run before any process starts, and for what /info says
@@ -46,8 +53,8 @@ def _options() -> Options:
     options = Options("serve", "Classify the images that are sent to POST /predict. A page on / takes a picture.")
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--port", type=int, default=8000, metavar="N", help="default 8000")
-    hosts, open_to = ("127.0.0.1", "0.0.0.0", "::"), "0.0.0.0 and :: let other machines in; default 127.0.0.1"
-    options.add_argument("--host", choices=hosts, default=hosts[0], help=open_to)
+    open_to = "0.0.0.0 and :: let other machines in; default 127.0.0.1"
+    options.add_argument("--host", choices=FAMILIES, default="127.0.0.1", help=open_to)
     options.add_argument("--top_k", type=int, metavar="K", help="classes of each image; as in cait predict")
     options.add_argument("--raw", action="store_true", help="the raw weights, not their moving average")
     options.add_trust()

@@ -60,7 +60,6 @@ class Server(NamedTuple):
 
 
 def begun(folder: Path, *options: str) -> Server:
-    """A server that is ready."""
     port = int(free_port())
     server = Server(start(folder, "serve", "digits", f"--port={port}", *options), port)
     until = time.monotonic() + LIMIT
@@ -87,7 +86,6 @@ def test_an_image_without_finite_answers_costs_the_others_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def server(place: Path) -> Iterator[Server]:
-    """A server of a run that was hardly trained."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         main(["fit", *SMALL, "--trainer.max_epochs=1", "--run_name=digits"])
@@ -157,6 +155,8 @@ def test_info_says_what_answers(server: Server) -> None:
     assert (status, info["model"]["run"], len(info["model"]["classes"])) == (200, "digits", 10)
     assert info["model"]["preprocessing"]["img_size"] == 16
     assert server.ask("/nothing") == (404, {"detail": "Not Found"})
+    with pytest.raises(UserError, match=f"in use .*{server.port}.*; name another with --port"):
+        verb.serve(["digits", f"--port={server.port}"], Program())
 
 
 ROWS = "return [...document.querySelectorAll('li')].map((row) => row.textContent)"
