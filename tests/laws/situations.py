@@ -1,9 +1,4 @@
-"""Situations of a run that cover all pairs of settings: what varies, what makes no sense together, and how to make one.
-
-    python tests/laws/situations.py [seed]
-
-prints them.
-"""
+"""Situations of a run that cover all pairs of settings: what varies, what makes no sense together, how to make one."""
 
 import csv
 import functools
@@ -362,8 +357,3 @@ def _weights(made: Made) -> Path:
         network = timm.create_model(TIMMS, num_classes=7)
     torch.save(network.state_dict(), made.folder / "start.pth")
     return Path("start.pth")
-
-
-if __name__ == "__main__":
-    found = [*situations(int(sys.argv[1]) if sys.argv[1:] else 0)]
-    print(*found, f"{len(found)} situations", sep="\n")

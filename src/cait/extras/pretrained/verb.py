@@ -8,9 +8,9 @@ from typing import Any
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, Splits, class_folders, scan_flat
+from cait.data.folder import FolderSource, Splits, class_folders, not_listed, scan_flat
 from cait.data.listing import Files
-from cait.errors import UserError, printable
+from cait.errors import UserError, printable, tell
 from cait.extras import networks
 from cait.guards import trust
 from cait.run.program import Program
@@ -54,4 +54,7 @@ def listed(root: Path) -> tuple[Files, list[str]]:
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or len(class_folders(source.split_folders()[0])) < 2:
         return scan_flat(root), []
-    return source.all_images(), source.class_names
+    images = source.all_images()
+    if source.left_out:
+        tell(f"{root}{not_listed(source.left_out)}")
+    return images, source.class_names

@@ -67,8 +67,10 @@ def test_the_file_has_what_the_head_of_a_run_sees(raw: bool, here: Path, capsys:
     assert "24 × 32 features of xxs24" in capsys.readouterr().out
 
 
-def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path) -> None:
+def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos/train/cat/notes.jfif").touch()
     main(["features", "--name", VIT, "--weights", "vit.pth", "--images", "photos/train", "--output", "new/vit.npz"])
+    assert "cat/notes.jfif" in capsys.readouterr().err
     found = arrays("new/vit.npz")
     network = timm.create_model("test_vit", num_classes=7).eval()
     network.load_state_dict(torch.load("vit.pth"))
