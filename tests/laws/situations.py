@@ -42,9 +42,6 @@ class Situation(NamedTuple):
     teacher: str
     verb: str
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self._asdict().items())
-
 
 FACTORS: dict[str, Sequence[str]] = {
     "images": ("folders", "held out", "named", "table", "groups", "several", "own"),
