@@ -25,16 +25,16 @@ def serve(arguments: list[str], program: Program) -> None:
         raise UserError(f"--top_k must be at least 1, got {given.top_k}")
     if find_spec("litserve") is None:
         raise UserError(f"cait serve needs LitServe: {to_install('[serve]')}")
-    try:
-        socket.create_server((given.host, given.port), family=FAMILIES[given.host]).close()
-    except OSError as error:
-        raise UserError(f"{error.strerror}; name another with --port") from error
     own = {"module": program.module, "data": program.data}
     load = functools.partial(loading.load, given.run, raw=given.raw, trust_config=given.trusted, **own)
     module = load()  # here only to refuse a bad run before any process starts, and for what /info says
     about = {"run": given.run, "network": module.hparams["name"], "cait": cait.__version__}
     about |= {"classes": module.class_names, "preprocessing": module.preprocessing}
     del module
+    try:
+        socket.create_server((given.host, given.port), family=FAMILIES[given.host]).close()
+    except OSError as error:
+        raise UserError(f"{error.strerror}; name another with --port") from error
     from contrib.serve import server
 
     for number in (signal.SIGINT, signal.SIGTERM):

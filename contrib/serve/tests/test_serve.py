@@ -150,13 +150,13 @@ def test_good_requests_get_the_classes_and_each_bad_one_a_line(
     assert server.memory() < 1.2 * before + 50
 
 
-def test_info_says_what_answers(server: Server) -> None:
+def test_info_says_what_answers(server: Server, place: Path) -> None:
     status, info = server.ask("/info")
     assert (status, info["model"]["run"], len(info["model"]["classes"])) == (200, "digits", 10)
     assert info["model"]["preprocessing"]["img_size"] == 16
     assert server.ask("/nothing") == (404, {"detail": "Not Found"})
     with pytest.raises(UserError, match=f"in use .*{server.port}.*; name another with --port"):
-        verb.serve(["digits", f"--port={server.port}"], Program())
+        verb.serve([f"{place}/logs/digits", f"--port={server.port}"], Program())
 
 
 ROWS = "return [...document.querySelectorAll('li')].map((row) => row.textContent)"
