@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from harness import SMALL, checkpoint, slow
+from harness import SMALL, checkpoint, free_port, slow
 from lightning.pytorch import Trainer
 from PIL import Image
 
@@ -42,6 +42,7 @@ MORE = {
     "replay": [BAD, "--step=1", "--data-only"],
     "demo": [BAD, "--samples=0", "--runtime=nowhere"],
     "runs": [],
+    "serve": [BAD, f"--port={free_port()}"],
 }
 """What verbs need beyond the name of a run."""
 WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo"}
@@ -107,10 +108,13 @@ def ended(arguments: list[str]) -> Any:
     """The status of `cait`, called in this process."""
     os.environ.pop("CAIT_RUN", None)
     sys.argv[:] = ["cait"]
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        return stop.code
+    with pytest.MonkeyPatch.context() as patch:
+        if arguments[0] == "serve":  # it would answer until it is stopped
+            patch.setattr("contrib.serve.server.run", lambda *_: None)
+        try:
+            main(arguments)
+        except SystemExit as stop:
+            return stop.code
     return 0
 
 
