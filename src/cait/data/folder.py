@@ -238,14 +238,20 @@ def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files
     rows = disk.read_csv(val_list, str(val_list))
     relative = (os.path.relpath(root / row["path"], root) for _, row in rows if row["path"])
     listed = {composed(os.path.join(root, name)) for name in relative}
-    train = Files(sample for sample in images if composed(sample[0]) not in listed)
-    held = Files(sample for sample in images if composed(sample[0]) in listed)
-    if missing := sorted(listed - {composed(path) for path, _ in held}):
+    names = [composed(path) for path, _ in images]
+    if missing := sorted(listed.difference(names)):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
         raise UserError(f"{val_list} {problem}; put them back, or take their lines out of the file")
     if not listed:
         raise UserError(f"{val_list} names no images to hold out")
-    return train, held
+    return taken(images, (place for place, name in enumerate(names) if name in listed))
+
+
+def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
+    """The images at other places, and those at these."""
+    held = {*places}
+    rest = (sample for place, sample in enumerate(samples) if place not in held)
+    return Files(rest), Files(samples[place] for place in sorted(held))
 
 
 def scan_flat(root: Path) -> Files:

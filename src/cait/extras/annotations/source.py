@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cait import disk
-from cait.data.folder import TRAIN_NAMES, FolderSource, composed, hold_listed, hold_out, spelled
+from cait.data.folder import TRAIN_NAMES, FolderSource, composed, hold_listed, hold_out, spelled, taken
 from cait.data.listing import Files, below
 from cait.errors import UserError, abbreviate, tell_once
 from cait.extras.annotations import MULTI_LABEL
@@ -232,13 +232,6 @@ class AnnotatedSource(FolderSource):
                 return [places for _, places in kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)]
         except ValueError as error:
             raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
-
-
-def taken(samples: Files, places: Iterable[int]) -> tuple[Files, Files]:
-    """The images at other places, and those at these."""
-    held = {*places}
-    rest = (sample for place, sample in enumerate(samples) if place not in held)
-    return Files(rest), Files(samples[place] for place in sorted(held))
 
 
 def read_table(file: Path, root: Path, several: bool) -> list[Row]:
