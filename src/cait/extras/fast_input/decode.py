@@ -146,10 +146,11 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
         name = str(raw)
     try:
         with open_bytes(raw) as file:
-            data = file.read(DECODING[1] + 1)
-            if len(data) > DECODING[1]:  # Pillow reads what it needs of it
-                file.seek(0)
+            size = file.seek(0, os.SEEK_END)  # read(n) would take n bytes of memory first, whatever there is
+            file.seek(0)
+            if size > DECODING[1]:  # Pillow reads what it needs of it
                 return _by_pillow(file, name, reading)
+            data = file.read()
     except OSError as error:
         raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.

@@ -1,6 +1,7 @@
 """Every decoder gives Pillow's pixels for any file and box, and refuses what Pillow refuses."""
 
 import os
+import tracemalloc
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -265,3 +266,12 @@ def test_narrow_boxes_of_subsampled_noise(decoder: Decoder) -> None:
                 right, bottom = min(19, left + width), top + height
                 pixels = image.crop((top, left, height, right - left))
                 np.testing.assert_array_equal(pixels, expected[top:bottom, left:right])
+
+
+def test_a_small_file_takes_little_memory(files: dict[str, bytes], tmp_path: Path) -> None:
+    (path := tmp_path / "small.jpg").write_bytes(files["subsampling 2.jpg"])
+    tracemalloc.start()
+    open_image(str(path), "", False, FASTEST).crop((0, 0, 30, 40))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
