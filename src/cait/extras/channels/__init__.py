@@ -7,7 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-CHANNELS = "model.fields.in_chans"
+from cait.data.listing import ARRAYS, EXTENSIONS, HIDDEN
+
+CHANNELS, READER = "model.fields.in_chans", f"{__name__}.planes:read"
 LOOKED_AT = 5
 """Files that Pillow tries to open before a folder counts as one of planes, because a single one may be damaged."""
 
@@ -40,7 +42,7 @@ def settings_for(typed: set[str], given: dict[str, Any], source: str = "") -> di
     from cait.extras.channels.planes import measure
     from cait.settings import group, nested
 
-    reader = given.get("data.reader") or f"{__name__}.planes:read"
+    reader = given.get("data.reader") or READER
     data: Any = nested(given)["data"] | {"reader": reader, "in_chans": given.get(CHANNELS) or 0}
     mean, std = measure(open_source(root, **data).train, group(Reading, data))
     added = {"data.reader": reader, CHANNELS: len(mean)} | unchanged
@@ -68,7 +70,6 @@ def holds_planes(folder: Path) -> bool:
     """Whether a folder holds arrays and no images, or TIFF files that Pillow does not know."""
     from PIL import UnidentifiedImageError
 
-    from cait.data.listing import ARRAYS, EXTENSIONS
     from cait.data.reading import open_image
 
     images, unknown = [*islice(_files(folder, EXTENSIONS), LOOKED_AT)], 0
@@ -82,8 +83,6 @@ def holds_planes(folder: Path) -> bool:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    from cait.data.listing import HIDDEN
-
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
         yield from (Path(place, name) for name in sorted(files) if name.lower().endswith(suffixes))

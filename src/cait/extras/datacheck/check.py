@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 from rich.progress import Progress
 
+from cait import plugins
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, not_listed
 from cait.data.listing import Files, same_bytes
@@ -31,7 +32,7 @@ def check(arguments: list[str], program: Program) -> None:
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     many = "how many to decode, evenly over all; default 2000"
     options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
-    options.add_argument("--reader", metavar="PATH", help="what reads planes, as --data.reader")
+    options.add_argument("--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes")
     given = options.parse_args(arguments)
     root = given.root
     if not root.is_dir():
@@ -64,7 +65,9 @@ def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
             yield f"{source.root}{not_listed(source.left_out)}"
         doubtful += _told(_copies(source.train, source.val), "the same bytes")
         doubtful += filter(None, [told_of_frames(source)])
-    seen, unreadable = _decoded(train, val, given.images, Reading(reader=given.reader, in_chans=0))
+    channels = plugins.extras().get("channels")
+    reader = given.reader or (channels.READER if channels and channels.holds_planes(given.root) else None)
+    seen, unreadable = _decoded(train, val, given.images, Reading(reader=reader, in_chans=0))
     yield from unreadable
     doubtful += _told(_near_equal(seen), "near-equal")
     for line in doubtful:
@@ -154,5 +157,5 @@ def _decoded(train: Any, val: Any, images: int, how: Reading) -> tuple[list[Seen
         seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
     spread = "" if len(places) == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
-    print(f"decoded {len(seen) + planes:,} images{spread}{failed}")
+    print(f"decoded {len(seen) + planes:,} images{' as planes' * bool(planes)}{spread}{failed}")
     return seen, unreadable

@@ -161,12 +161,15 @@ def test_training_is_timms_crop_mirror_and_erasing(fit: str, tmp_path: Path) -> 
         assert torch.allclose(pixels, create_transform((5, 16, 16), is_training=True, **how)(planes), atol=1e-4)
 
 
-def test_a_folder_says_that_it_holds_planes(tmp_path: Path) -> None:
+def test_a_folder_says_that_it_holds_planes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert not holds_planes(tmp_path)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "0.npy", FIVE)
+        np.save(tmp_path / name / "1.npy", FIVE)
     assert holds_planes(tmp_path)
+    main(["check", str(tmp_path)])
+    assert "decoded 4 images as planes" in capsys.readouterr().out
     (tmp_path / "a/0.tif").write_bytes(tiff(FIVE))
     assert holds_planes(tmp_path)
     for name in ("a/0.tif", "a/1.tif", "b/0.tif", "b/1.tif"):
@@ -263,5 +266,5 @@ def test_a_folder_of_dicom_has_a_recipe_of_its_own(fit: Any, capfd: pytest.Captu
     short = ["--trainer.max_epochs=4", "--minutes=0.2", "--data.img_size=32", *CPU]
     main(["fit", "--data.root=tiles", "--run_name=scans", *short])
     assert accuracy("scans") >= 95
-    main(["check", "tiles", f"--reader={READER}"])
-    assert "decoded 160 images" in capfd.readouterr().out
+    main(["check", "tiles"])
+    assert "decoded 160 images as planes" in capfd.readouterr().out
