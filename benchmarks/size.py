@@ -37,8 +37,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6923, 6500),
-    "lines of all source without tests": Limit(15806, 12500),
+    "lines of model, data, train, run and cli": Limit(6922, 6500),
+    "lines of all source without tests": Limit(15805, 12500),
     "lines of its tests": Limit(17268, 12900),
     "lines of contrib without tests": Limit(4427, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
@@ -46,11 +46,11 @@ LIMITS = {
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),
     "files of a batch": Limit(8, 8),
-    "lines of a batch": Limit(1945, 1760),
+    "lines of a batch": Limit(1944, 1760),
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1448, 1448),
     "files of a checkpoint and its resume": Limit(14, 13),
-    "lines of a checkpoint and its resume": Limit(2693, 2280),
+    "lines of a checkpoint and its resume": Limit(2692, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),

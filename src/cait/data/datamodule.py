@@ -140,9 +140,8 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        sets = getattr(self.source, "label_sets", None)
-        of_labels = torch.bincount(self._train_labels, minlength=len(self.label_names))
-        counts = of_labels if sets is None else of_labels.double() @ sets.double()
+        of_labels, sets = torch.bincount(self._train_labels, minlength=len(self.label_names)), self._label_sets
+        counts = of_labels if sets is None else of_labels.double() @ sets.cpu().double()
         return counts.long().tolist()
 
     @cached_property
