@@ -163,8 +163,7 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
                 file.seek(0)
                 check_scans(file.read(OPENING[1]))
                 file.seek(place)
-        reads, size = DECODING
-        bounded.reads, bounded.bytes = reads, size + 16 * opened.width * opened.height
+        bounded.reads, bounded.bytes = DECODING[0], DECODING[1] + 16 * opened.width * opened.height
         yield opened
 
 
@@ -194,6 +193,8 @@ def load_image(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> A
             if not (hasattr(planes, "numel") and planes.ndim == 3):
                 wanted = f"a tensor [in_chans, height, width], not {type(planes).__name__}"
                 raise UserError(f"the reader {reading.reader} must return {wanted}")
+            if reading.in_chans not in (0, len(planes)):  # one channel would pass for any number
+                raise ValueError(f"it has {len(planes)} channels, not {reading.in_chans}")
             return planes
         with open_image(image) as opened:
             if reading.shrink is not None and opened is not image:  # it would change the caller's image
@@ -295,11 +296,10 @@ class UnreadableImages:
         self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            row = [image, reason]
-            rows = [row] if self.path.exists() else [HEADER, row]  # two processes may both begin the file
+            head = [] if self.path.exists() else [HEADER]  # two processes may both begin the file
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", **TABLE) as file:
-                csv.writer(file).writerows(rows)
+                csv.writer(file).writerows([*head, [image, reason]])
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")

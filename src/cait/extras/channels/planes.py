@@ -30,15 +30,10 @@ GDAL_NODATA = 42113
 
 
 def read(image: Any, reading: Reading) -> Tensor:
-    """Planes of a path or an open file, as `Reading.reader` says; if `in_chans` is 0, those that there are.
-
-    Raises any kind of error if they cannot be read, or are of another number.
-    """
+    """Planes of a path or an open file, as `Reading.reader` says. Raises any kind of error if they cannot be read."""
     with open_bytes(image) as file:
         given: Any = {"upright": reading.exif_orientation} | (reading.reader_args or {})
         planes = numbers(file.read(MOST_BYTES), reading.in_chans, **given)
-    if reading.in_chans not in (0, planes.shape[2]):
-        raise ValueError(f"it has {planes.shape[2]} channels, not {reading.in_chans}")
     found: Any = torch.from_numpy(planes).permute(2, 0, 1)
     while reading.shrinks(found.shape[1:]):
         found = F.avg_pool2d(found, 2)
@@ -84,7 +79,8 @@ def numbers(
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
         raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels")
     check_size(*pixels.shape[1::-1])
-    planes = (pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1)).astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity
+        planes = (pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1)).astype(np.float32)
     for value in (nodata, missing):
         planes[(np.abs(planes) > MOST) | (pixels == value)] = np.nan
     return planes if bands is None else planes[..., [*bands]]

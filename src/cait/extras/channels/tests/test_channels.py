@@ -1,9 +1,11 @@
 """Planes: read to the bit beside the libraries' own readers, learned from, resumed, exported."""
 
 import struct
+import sys
 import zlib
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from timm.data import create_transform
 import cait
 from cait.cli import main
 from cait.data.dataset import seed_generators
-from cait.data.reading import Reading
+from cait.data.reading import Reading, load_image
 from cait.errors import UserError
 from cait.extras.channels import CHANNELS, holds_planes, settings_for
 from cait.extras.channels.planes import numbers, read
@@ -93,6 +95,18 @@ def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
     Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "turned.png", exif=exif)
     for upright, size in ((True, (1, 9, 6)), (False, (1, 6, 9))):
         assert read(tmp_path / "turned.png", Reading(upright, reader=READER, in_chans=1)).shape == size
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_beyond_float32_is_missing() -> None:
+    np.save(file := BytesIO(), np.array([[[1e300, 2.0]]]))
+    assert np.array_equal(numbers(file.getvalue(), 2), [[[np.nan, 2.0]]], equal_nan=True)
+
+
+def test_a_reader_of_ones_own_gives_the_channels_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(read=lambda *_: torch.zeros(1, 4, 4)))
+    with pytest.raises(UserError, match="cannot read the image a: it has 1 channels, not 3"):
+        load_image("a", reading=Reading(reader="own:read"))
 
 
 CASES = ("CT_small", "MR_small", "MR_small_RLE", "MR_small_bigendian", "JPEG2000", "SC_rgb_rle_16bit", "liver_1frame")

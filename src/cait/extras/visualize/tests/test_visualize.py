@@ -22,6 +22,7 @@ from torch import nn
 
 import cait as package
 from cait.cli import main
+from cait.data.transforms import Preprocessing
 from cait.errors import UserError
 from cait.extras import page, plots
 from cait.extras.visualize import maps, sections
@@ -66,6 +67,11 @@ def test_grad_cam_of_pooled_maps_is_cam() -> None:
 def test_networks_without_such_maps_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="no maps"):
         maps.look(timm.create_model(name).eval(), torch.randn(3, 224, 224))
+
+
+def test_the_four_channels_of_a_transform_of_ones_own_are_shown() -> None:
+    shown = plots.pixels(torch.tensor([0.0, 2.0, -2.0, 9.0])[:, None, None], Preprocessing())
+    assert shown.tolist() == [[[127, 255, 0]]]
 
 
 def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
