@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from cait.cli.evaluate import Row, Scores, Scoring
+from cait.data.loader import Loader
 from cait.errors import UserError, abbreviate, say
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
@@ -88,9 +89,10 @@ class Evaluation(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
-        self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
-        is_imagenet = loader.dataset is self.data.val_images and self.data.class_names == ImageNetInfo().label_names()
-        self._real = real_labels(self.data.val_images.samples) if is_imagenet else None
+        is_ours = isinstance(loader, Loader) and loader.dataset is self.data.val_images
+        is_imagenet = is_ours and self.data.class_names == ImageNetInfo().label_names()
+        real, self._done = real_labels(self.data.val_images.samples) if is_imagenet else None, 0
+        self._real = None if real is None else real[list(loader.sampler.indices)]  # of this process, in order
         self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
         networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
         networks = {name: network for name, network in networks.items() if network is not None}
@@ -109,10 +111,9 @@ class Evaluation(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        labels = batch[1]
-        images = list(self._order[self._done : self._done + len(labels)])
+        labels, done = batch[1], self._done
         self._done += len(labels)
-        real = None if self._real is None else self._real[images].to(labels.device)
+        real = None if self._real is None else self._real[done : self._done].to(labels.device)
         for name, counts in self._counts.items():
             counts.update(outputs if name == "raw" else self._ema.logits, labels, real)
 

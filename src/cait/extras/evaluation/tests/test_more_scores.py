@@ -15,13 +15,14 @@ from PIL import Image
 from scored import BROKEN, NAMES, PART, logits_of
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 from timm.data.real_labels import RealLabelsImagenet
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.evaluation import extra_sets, scorer
 from cait.extras.evaluation.extra_sets import open_extra, real_labels
-from cait.extras.evaluation.scorer import CLASSES_IN_MATRIX, Counts
+from cait.extras.evaluation.scorer import CLASSES_IN_MATRIX, Counts, Evaluation
 
 WEIGHTS = pytest.mark.parametrize("weights", ["raw", "ema"])
 
@@ -155,3 +156,15 @@ def test_what_is_not_counted() -> None:
     assert found == expected
     assert counted(logits, torch.full((8,), -1))["calibration"] is None
     assert "confusion" not in counted(torch.eye(CLASSES_IN_MATRIX + 1)[:3], labels[:3])
+
+
+def test_a_loader_of_ones_own_is_scored() -> None:
+    task = SimpleNamespace(several=False)
+    module: Any = SimpleNamespace(model=torch.nn.Identity(), task=task, num_classes=2, device=torch.device("cpu"))
+    data = SimpleNamespace(source=None, class_names=["a", "b"], val_images=None)
+    evaluation = Evaluation(SimpleNamespace(data=data, module=module, config=SimpleNamespace(extra=None)))  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(callbacks=[], val_dataloaders=DataLoader([0, 1]))
+    evaluation.on_validation_start(trainer, module)
+    evaluation.on_validation_batch_end(trainer, module, torch.eye(2), (None, torch.tensor([0, 0])))
+    evaluation.on_validation_end(trainer, module)
+    assert evaluation.scores["raw"]["confusion"] == [[1, 1], [0, 0]]
