@@ -118,9 +118,7 @@ class Scoring:
     def __init__(self, cli: Any, folder: Path | None) -> None:
         self.folder, self.typed = folder, cli.line.typed
         self.config = cli.config.validate
-        self.trainer = cli.trainer
-        self.module = cli.model
-        self.data = cli.datamodule
+        self.trainer, self.module, self.data = cli.trainer, cli.model, cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
         """The part of the scores that is of the weights which other verbs use."""
@@ -199,6 +197,7 @@ class Scoring:
             "model": self.module.name,
             **values(self.data.preprocessing),
             "root": str(self.data.root),
+            "val_split": self.config.data.val_split,
             "class_names": self.data.class_names,
         }
 

@@ -41,10 +41,13 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
         raise UserError(f"{error}; score the run again with `{again}`") from error
     content = ckpt.read_checkpoint(checkpoint)
     step, prepared = content["global_step"], (ckpt.data_state(content) or {}).get("preprocessing") or {}
-    root = root_name(str(saved.data_settings(folder).get("root")))
+    data = saved.data_settings(folder)
+    root, split = root_name(str(data.get("root"))), data.get("val_split")
     if (about["step"], about["root"]) != (step, root):
         scored = f"{path} is of step {about['step']} of {about['root']}, the run of step {step} of {root}"
         raise UserError(f"{scored}: score it again with `{again}`")
+    if about.get("val_split", split) != split:
+        raise UserError(f"{path} is of {about['val_split']}, the run's is {split}: score it again with `{again}`")
     if any(about.get(name, value) != value for name, value in prepared.items()):
         raise UserError(f"{path} is of images prepared otherwise than the run's: score it again with `{again}`")
     for part in {"raw", "ema"} & about.keys():
