@@ -37,9 +37,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6922, 6500),
-    "lines of all source without tests": Limit(15805, 12500),
-    "lines of its tests": Limit(17268, 12900),
+    "lines of model, data, train, run and cli": Limit(6921, 6500),
+    "lines of all source without tests": Limit(15803, 12500),
+    "lines of its tests": Limit(17325, 12900),
     "lines of contrib without tests": Limit(4427, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),

@@ -154,6 +154,7 @@ def from_checkpoint(
     except Exception as error:
         source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
+    images.check_prepares(state or {})
     about = f"{path}{', moving average' if ema else ''}, step {checkpoint['global_step']:,}"
     names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)

@@ -46,8 +46,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    images = "files, folders, or - for names on standard input"
-    options.add_argument("images", metavar="IMAGE", nargs="+", help=images)
+    options.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, or - for names on standard input")
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)

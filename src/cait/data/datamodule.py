@@ -74,8 +74,7 @@ class ImageNetDataModule(LightningDataModule):
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
         self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
-        self.num_workers, self.repeats = loading.num_workers, loading.repeats
-        self._class_names = class_names
+        self.num_workers, self.repeats, self._class_names = loading.num_workers, loading.repeats, class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
@@ -141,8 +140,7 @@ class ImageNetDataModule(LightningDataModule):
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
         of_labels, sets = torch.bincount(self._train_labels, minlength=len(self.label_names)), self._label_sets
-        counts = of_labels if sets is None else of_labels.double() @ sets.cpu().double()
-        return counts.long().tolist()
+        return (of_labels if sets is None else (of_labels.double() @ sets.cpu().double()).long()).tolist()
 
     @cached_property
     def order(self) -> Order:
@@ -222,11 +220,10 @@ class ImageNetDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
-        rank, world_size = self.rank_and_world()
-        how = (self.batch_size, self.seed, self.repeats, rank, world_size)
+        how = (self.batch_size, self.seed, self.repeats, *self.rank_and_world())
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
         if len(sampler) == 0:
-            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            lacks = f"do not fill one batch of {self.batch_size} on {how[-1]} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
         settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
@@ -242,10 +239,8 @@ class ImageNetDataModule(LightningDataModule):
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
-        source = self.source
-        if self.validation_path is None or self.rank_and_world()[0] > 0:
-            return
-        if isinstance(source, FolderSource) and source.holds_out:
+        source, is_first = self.source, self.rank_and_world()[0] == 0
+        if self.validation_path and is_first and isinstance(source, FolderSource) and source.holds_out:
             rows = [(below(self.root, path), self.label_names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
 
@@ -342,8 +337,7 @@ class ImageNetDataModule(LightningDataModule):
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
         if self.trainer is not None:
-            overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-            epoch = 0 if overfits else self.trainer.current_epoch
+            epoch = 0 if self.trainer.overfit_batches > 0 else self.trainer.current_epoch  # type: ignore[attr-defined]
             return epoch, loops.next_batch(self.trainer)
         self._own_epoch += 1
         return self._own_epoch, 0
@@ -370,6 +364,12 @@ class ImageNetDataModule(LightningDataModule):
             "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
         }
 
+    def check_prepares(self, state: dict[str, Any]) -> None:
+        """Raise UserError if a run, by this part of its checkpoint, has an evaluation transform that is not here."""
+        if state.get("preprocessing", {}) is None and not self.has_own_eval_transform:
+            own = state["depends_on"].get("class of the data module")
+            raise UserError(f"the run prepares images by its own {own}: take the script that has it in place of `cait`")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
@@ -384,6 +384,7 @@ class ImageNetDataModule(LightningDataModule):
             remedy = "; to train on these take --model.weights" if trains else ""
             raise UserError(f"the checkpoint's {told}{remedy}")
         if not trains:
+            self.check_prepares(state_dict)
             return
         was, now = (each["depends_on"] | (each.get("preprocessing") or {}) for each in (state_dict, self.state_dict()))
         for name, value in now.items():

@@ -56,8 +56,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
             return source
     if is_path(root) and not Path(root).is_dir():
         return SplitSource(root, splits.train_split, splits.val_split, partial(_open_own, root))
-    path = Path(root)
-    return FolderSource(splits, partial(write_digits, path) if path == DIGITS else None)
+    return FolderSource(splits, partial(write_digits, DIGITS) if Path(root) == DIGITS else None)
 
 
 @dataclass(eq=False)

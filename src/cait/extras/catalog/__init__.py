@@ -42,5 +42,4 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     splits: Splits = group(Splits, settings)
     if not named:
         return FolderSource(splits, partial(sets.unpack, Path(root)))
-    catalog: Catalog = group(Catalog, settings)
-    return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, catalog))
+    return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, group(Catalog, settings)))

@@ -74,6 +74,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
         raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
     images = state.get("depends_on", {}).get("training pictures")
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
+    about["is_own"] = state.get("preprocessing", {}) is None
     card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))
     drawn = curves.draw({folder.name: curves.read(folder)})
     for name in ("config.json", "model.safetensors"):

@@ -18,7 +18,7 @@ from torch import Tensor
 from cait import disk
 from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint
 from cait.cli.options import Options
-from cait.errors import UserError, to_install
+from cait.errors import UserError, tell, to_install
 from cait.extras.publish.formats import ANY, Forward, write_onnx, write_openvino, write_timm, write_torch_export
 from cait.guards import trust
 from cait.model import network
@@ -27,7 +27,6 @@ from cait.settings import values
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
-
 
 Write = Callable[[Any, Path, Mapping[str, Any], Sequence[int]], Forward]
 """Called with (network, path, metadata, input shape); returns what the reading library reads."""
@@ -83,7 +82,9 @@ def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loade
 def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]:
     """`export` the network of a run with all that is known of its classes and images."""
     shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
-    metadata = values(loaded.data.preprocessing) | loaded.task.metadata
+    if is_own := loaded.data.has_own_eval_transform:
+        tell(f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own")
+    metadata = ({} if is_own else values(loaded.data.preprocessing)) | loaded.task.metadata
     return export(loaded.network, output, format, metadata, shape, names)
 
 

@@ -36,7 +36,8 @@ def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape:
     prepared = {name: metadata[name] for name in ("mean", "std", "crop_pct", "interpolation") if name in metadata}
     if (fit := metadata.get("fit", "crop")) != "crop":
         prepared["crop_mode"] = CROP_MODES[fit]
-    data_config = {"input_size": tuple(shape), **prepared}
+    own = {} if shape[0] in (1, 3) else dict(mean=(0.0,), std=(1.0,))  # timm's are ImageNet's, of three channels
+    data_config = {"input_size": tuple(shape), **own, **prepared}
     save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()

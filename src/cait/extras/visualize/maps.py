@@ -127,8 +127,7 @@ def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     _draw(grid[0, 0], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
     _draw(grid[0, 1], pixels, "saliency")
     extent = grid[0, 1].images[0].get_extent()
-    saliency = blocks[0].mean(dim=0)
-    grid[0, 1].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    grid[0, 1].imshow(blocks[0].mean(dim=0), cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
     panels = iter(grid[1:].flat)
     for block, weights in enumerate(blocks):
         for head, of_head in enumerate(weights):

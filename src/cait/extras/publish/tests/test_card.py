@@ -75,9 +75,11 @@ def test_the_card_tells_what_the_run_has_written(here: Path, capsys: pytest.Capt
 SCORES = {"acc1": 50.0, "images": 8, "per_class": {"a": 25.0, "b": 75.0}}
 
 
-def rendered(*tables: Results, fields: dict | None = None, scores: dict | None = None, **data: Any) -> str:
+def rendered(
+    *tables: Results, fields: dict | None = None, scores: dict | None = None, is_own: bool = False, **data: Any
+) -> str:
     config = {"model": {"fields": fields}, "data": {"root": "sets/mine"} | data}
-    about = {"class_names": ["a", "b"], "img_size": 16, "model": "a`\n<b>", "step": 1, "epoch": 0}
+    about = {"class_names": ["a", "b"], "img_size": 16, "model": "a`\n<b>", "step": 1, "epoch": 0, "is_own": is_own}
     return hub_card.text("me/own", SCORES | (scores or {}), about, config, "many", None, tables)
 
 
@@ -89,6 +91,10 @@ def rendered(*tables: Results, fields: dict | None = None, scores: dict | None =
         ({"root": "s3://bucket/private/birds/"}, "- Data: birds"),
         ({"root": "torch/cifar10"}, "- Data: torch/cifar10"),
         ({"fit": "pad"}, "The transform puts the color `mean` around images that are not square."),
+        (
+            {"is_own": True},
+            "In place of `transform` take that of the data module that trained it: no file here holds it.",
+        ),
         ({"scores": {"mAP": 0.5}}, "An image has every class whose probability is above 0.5, or none of them."),
     ],
 )
@@ -182,6 +188,8 @@ def test_a_run_without_scores_has_no_card(here: Path) -> None:
     try:
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3 of data/digits, the run of step 4 of" in refused(here)
+        path.write_text(json.dumps(json.loads(kept) | {"val_split": "test"}))
+        assert "is of test, the run's is val: score it again" in refused(here)
         path.write_text(json.dumps(json.loads(kept) | {"crop_pct": 0.5}))
         assert "is of images prepared otherwise than the run's: score it again" in refused(here)
         content = json.loads(kept)

@@ -252,6 +252,22 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
     assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 
+def test_the_file_says_nothing_of_a_transform_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Own(cait.ImageNetDataModule):
+        make_eval_transform = None  # type: ignore[assignment]
+
+    data, network = Own(img_size=8, in_chans=4), random_network(**TINY, in_chans=4)
+    module = Namespace(hparams=dict(img_size=8, fields=dict(in_chans=4)), class_names=None)
+    loaded: Any = Namespace(data=data, module=module, task=OneClass(5), network=network)
+    exporting.write(loaded, "timm", tmp_path / "out")
+    assert "the file does not say how images are prepared: Own has a transform of its own" in capfd.readouterr().err
+    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["input_size"] == (4, 8, 8)
+    state = {"preprocessing": None, "depends_on": {"class of the data module": "Own"}}
+    data.check_prepares(state)
+    with pytest.raises(UserError, match="prepares images by its own Own: take the script that has it"):
+        cait.ImageNetDataModule().check_prepares(state)
+
+
 PARTS, LOGITS = "this network has other parts than timm's CaiT", "read back from timm, a logit differs by"
 
 
