@@ -176,6 +176,9 @@ def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(f
     again = fit(early=EarlyStopping, max_epochs=5, folder=decided["folder"])
     assert decided["global_step"] == again["global_step"] == 2 * BATCHES
     assert fit(early=patient, max_epochs=5, folder=decided["folder"])["global_step"] == 5 * BATCHES
+    # Without any patience it has not run out before the first validation.
+    impatient = fit(early=lambda metric, **_: EarlyStopping(metric, patience=0), limit_train_batches=1, max_epochs=1)
+    assert impatient["global_step"] == 1
 
 
 @pytest.mark.parametrize(

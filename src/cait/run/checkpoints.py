@@ -97,7 +97,7 @@ class LastCheckpoint(Checkpoint):
         self.has_begun, self._last_step = True, trainer.global_step
         self._last_save = time.monotonic()
         # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
-        trainer.should_stop |= any(each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
+        trainer.should_stop |= any(0 < each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
         start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
         resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
         if trainer.is_global_zero and resumes_previous and not ckpt.is_whole(last):
