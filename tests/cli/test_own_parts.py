@@ -184,6 +184,14 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1", *UNVALIDATED],
             "--trainer.callbacks EarlyStopping: --trainer.limit_val_batches 0 leaves no val/acc1",
         ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_loss"],
+            "EarlyStopping watches val_loss: there is no such metric, only val/acc1, val/acc5, val/loss",
+        ),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.filename=best"],
+            "--trainer.callbacks ModelCheckpoint: the run itself writes best.ckpt, give another filename",
+        ),
         ([*UNVALIDATED, "--best_metric=val/loss"], "--best_metric val/loss does nothing without validation"),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),

@@ -185,9 +185,8 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str | None = None) -> None:
-        mode = mode or known_mode(monitor, {})
         plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
-        super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
+        super().__init__(folder, Path(BEST).stem, monitor, mode=mode or known_mode(monitor, {}), **plain_name)
         self.metric = monitor
         self.other_score: float | None = None
         """The same metric of the other weights at the best score: of the raw ones if the average chooses."""
@@ -205,11 +204,13 @@ class BestCheckpoint(ModelCheckpoint):
         return super().state_dict() | {"other_score": self.other_score}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises UserError if validation gives no such metric; one of training Lightning looks for itself, later."""
+        """Raises UserError if a metric of validation that a callback watches is none; those of training come later."""
         found = trainer.callback_metrics
-        of_validation = self.metric.startswith("val") or f"{ckpt.VAL}/{self.metric}" in found
-        if trainer.sanity_checking and of_validation and self.metric not in found:
-            raise UserError(f"--best_metric {self.metric}: there is no such metric, only {', '.join(sorted(found))}")
+        for each in trainer.callbacks if trainer.sanity_checking else ():
+            metric = str(getattr(each, "monitor", None))
+            if metric not in found and (metric.startswith("val") or f"{ckpt.VAL}/{metric}" in found):
+                who = "--best_metric" if each is self else f"{type(each).__name__} watches"
+                raise UserError(f"{who} {metric}: there is no such metric, only {', '.join(sorted(found))}")
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
         else:
