@@ -22,6 +22,7 @@ from cait.data.folder import FolderSource
 from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
 from cait.references import is_path
+from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.settings import check_range, flatten, is_in
 from cait.train.metrics import best_mode
 
@@ -204,6 +205,8 @@ def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
+        if (file := f"{settings.get('filename')}.ckpt") in (LAST, PREVIOUS, BEST) and not settings.get("dirpath"):
+            raise UserError(f"--trainer.callbacks {name}: the run itself writes {file}, give another filename")
         metric, mode = str(settings.get("monitor")), settings.get("mode")
         if metric.startswith("val") and trainer.limit_val_batches == 0:
             raise UserError(f"--trainer.callbacks {name}: --trainer.limit_val_batches 0 leaves no {metric}")
