@@ -168,7 +168,7 @@ def batches_an_epoch(trainer: Any) -> float:
 
 def batches_a_step(trainer: Any) -> int:
     """Batches of an optimizer step; each epoch ends in one, so there are no more than the epoch has."""
-    return int(min(trainer.accumulate_grad_batches, batches_an_epoch(trainer)))
+    return int(min(accumulated(trainer, 0), batches_an_epoch(trainer)))
 
 
 def steps_until(trainer: Any, epochs: float) -> float:

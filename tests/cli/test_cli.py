@@ -97,7 +97,7 @@ def test_a_global_batch_is_shared_out_over_four_processes(
     batch_size: int, accumulated: int, mixup: float, share: int | None, digits_root: Path
 ) -> None:
     data = ImageNetDataModule(str(digits_root), batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0)
-    trainer: Any = SimpleNamespace(world_size=4, accumulate_grad_batches=accumulated)
+    trainer: Any = SimpleNamespace(world_size=4, accumulate_grad_batches=accumulated, callbacks=[])
     if share is None:
         with pytest.raises(UserError, match=f"batch_size {batch_size} cannot be shared out over {4 * accumulated}"):
             data.share_batch(trainer)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import slow
-from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -118,9 +118,11 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
 @pytest.mark.parametrize(
     ("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015), (8, 99, 0.03)]
 )
-def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float, by_epoch: bool) -> None:
     net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
-    fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)
+    how = dict(accumulate_grad_batches=accumulate)
+    fit = trainer(**dict(callbacks=[GradientAccumulationScheduler({0: accumulate})]) if by_epoch else how, max_epochs=1)
     fit.fit(net, loader())
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
 

@@ -28,6 +28,7 @@ from cait.errors import UserError, printable
 from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
+from cait.loops import accumulated
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
@@ -265,7 +266,7 @@ class CaiTCLI(LightningCLI):
             self.given.check_made(self.model.model, self.datamodule.source, trainer.strategy)
         if self.subcommand == "fit":
             self.datamodule.share_batch(trainer)  # before other processes are started
-            images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+            images = self.datamodule.batch_size * trainer.world_size * accumulated(trainer, 0)
             refusals.check_rates(self.model.schedule, images)
         return trainer
 

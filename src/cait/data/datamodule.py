@@ -323,7 +323,7 @@ class ImageNetDataModule(LightningDataModule):
         """Make `batch_size` this process's part of a `global_batch`. Raises UserError if the parts are not even."""
         images, parts, left = self.batch_size, 1, 0
         if self.loading.global_batch:
-            images, parts = self.loading.batch_size, trainer.world_size * trainer.accumulate_grad_batches
+            images, parts = self.loading.batch_size, trainer.world_size * loops.accumulated(trainer, 0)
             self.batch_size, left = divmod(images, parts)
             self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
         is_odd = self.mixing.is_on and self.batch_size % 2
