@@ -48,7 +48,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """The student's images [B, C, S, S] to logits [B, num_classes]."""
-        images = images * self.scale + self.shift
+        images = images.to(self.scale.dtype) * self.scale + self.shift
         if self.img_size is not None and images.shape[-1] != self.img_size:
             images = F.interpolate(images, size=(self.img_size,) * 2, mode="bicubic", antialias=True)
         return self.network(images)
