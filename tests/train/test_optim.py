@@ -49,6 +49,11 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
     assert not torch.allclose(weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5)
 
 
+class TakesNoClosure(torch.optim.SGD):
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -57,6 +62,7 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
         ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
         ("builtins:dict", {}, "must return a torch.optim.Optimizer"),
         ("adahessian", {}, "needs second derivatives"),
+        (f"{__name__}:TakesNoClosure", {}, "TakesNoClosure: TypeError: got an unexpected keyword argument 'closure'"),
     ],
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:

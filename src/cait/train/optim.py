@@ -1,5 +1,6 @@
 """The optimizer, its parameter groups, and the learning rate of every step."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -50,8 +51,9 @@ class OptimizerSettings:
                 optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
                 optimizer = timm.optim.create_optimizer_v2(network, opt=name, **given | dict(lr=lr) | decay)
-        if not isinstance(optimizer, Optimizer):
-            raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+            if not isinstance(optimizer, Optimizer):
+                raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+            inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
         if getattr(optimizer, "is_second_order", False):
             raise UserError(f"optimizer {name} needs second derivatives, which a run does not have; take another")
         return optimizer
@@ -80,8 +82,7 @@ class OptimizerSettings:
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
             for index, moments in state["state"].items():
-                for key, value in moments.items():
-                    moments[key] = _laid_out_as(parameters[index], value)
+                moments |= {key: _laid_out_as(parameters[index], value) for key, value in moments.items()}
 
 
 def _laid_out_as(parameter: Tensor, value: Any) -> Any:
