@@ -208,6 +208,12 @@ def test_all_of_it_is_shown_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "in training_step" in told
 
 
+def test_a_file_that_ends_the_process_is_named(run: Run, tmp_path: Path) -> None:
+    """Such as a script that reads its command line when it is imported."""
+    (tmp_path / "script.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert "cait: error: script.py:2 has ended the run, by sys.exit" in run("--model.loss=script:loss")[-1]
+
+
 def broken_png(place: Path) -> Path:
     Image.effect_noise((64, 64), 50).save(place / "whole.png")
     data = bytearray((place / "whole.png").read_bytes())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import TRACEBACK, OtherEndedError, UserError, did_you_mean, in_a_line, printable, tell
+from cait.errors import TRACEBACK, OtherEndedError, UserError, did_you_mean, in_a_line, of_own_line, printable, tell
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -82,6 +82,8 @@ def main(
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         _end(error)
+        if own := of_own_line(error):
+            tell(f"cait: error: {own[1]} has ended the run, by sys.exit or as the parser of a command line")
         raise
     except Exception as error:
         if not (told := in_a_line(error)):
