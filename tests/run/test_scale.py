@@ -115,7 +115,9 @@ def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(
     monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: made.append(cli))
     for _ in range(2):
         main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1"])
-    assert [cli.run_dir.name for cli in made] == ["digits", "digits-2"]
+    Path("my run (1).yaml").write_text("model: {lr: 1e-3}")
+    main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--config=my run (1).yaml"])
+    assert [cli.run_dir.name for cli in made] == ["digits", "digits-2", "my-run-1"]
     environment: Any = made[0].trainer._accelerator_connector.cluster_environment
     assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 

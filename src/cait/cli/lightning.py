@@ -223,8 +223,8 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1  # by torchrun or Lightning, or by SLURM
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            model = re.sub(r"[/:]", "-", config.model.name)
-            base = configurations.recipe(self.line.layers) or self.program.default_name or model
+            base = configurations.recipe(self.line.layers) or self.program.default_name or config.model.name
+            base = re.sub(r"[^\w.=+-]+", "-", base).strip("-.=+") or "run"
             # Processes that were launched separately cannot agree on a number.
             name = base if launched else rundir.new_folder(root, base).name
         configurations.check_run_name(name)
@@ -365,6 +365,4 @@ def _shown(record: logging.LogRecord) -> bool:
 
 
 def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    return value if isinstance(value, list) else [value] if value is not None else []

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import sys
 import textwrap
 from argparse import Namespace
@@ -64,8 +63,7 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
         return {name: value for name, value in beside.items() if not is_in(name, line.typed)}
     with contextlib.redirect_stdout(sys.stderr if "print_config" in line.typed else sys.stdout):
         recipe = chosen(given, asked, program)
-    folder = Path(given["data.root"]).resolve().name
-    program.default_name = re.sub(r"[^\w.=+-]+", "-", folder).strip("-.=+") or "own"
+    program.default_name = Path(given["data.root"]).resolve().name
     return recipe
 
 
