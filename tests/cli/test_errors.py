@@ -27,6 +27,7 @@ FILES = {
     "key.yaml": b"trainer:\n  max_epoch: 3\n",
     "type.yaml": b"trainer:\n  max_epochs: many\n",
     "linked.yaml": b"model:\n  num_classes: 7\n",
+    "base.yaml": b"config: digits.yaml\nmodel:\n  lr: 1.0\n",
     "notes.txt": b"hi\n",
 }
 FIT = ["fit", "--config", "digits.yaml"]
@@ -74,6 +75,7 @@ CONFIGS = {
     "twice.yaml": "twice",
     "key.yaml": "error: there is no setting trainer.max_epoch; did you mean --trainer.max_epochs?",
     "type.yaml": "error: --trainer.max_epochs: Expected a <class 'int'>; Given value: many",
+    "base.yaml": "base.yaml: config cannot be set: give each file as --config",
     "linked.yaml": "linked.yaml: model.num_classes cannot be set: it is the number of the data's classes",
 }
 VERBS = {

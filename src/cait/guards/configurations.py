@@ -26,6 +26,7 @@ LINKED = {
     "model.task": "the data say it",
     "data.in_chans": "give --model.fields.in_chans",
     "data.seed": "give --seed_everything",
+    "config": "give each file as --config",
 }
 """Settings that follow another, and what to do instead."""
 CLASSES = ("callbacks", "logger", "plugins", "profiler")
