@@ -47,6 +47,7 @@ OPTIONS = {
     "--model.fields.embed_dim 1000000000000": "embed_dim 1,000,000,000,000 is too large",
     "--ckpt_path no.ckpt": "no.ckpt does not exist",
     "--ckpt_path no.ckpt --model.weights x.pth": "--model.weights is not read beside the checkpoint no.ckpt",
+    "--ckpt_path no.ckpt --model.fields.layer_scale_init 1": "layer_scale_init is not read beside the checkpoint",
     "--ckpt_path notes.txt": "not a whole checkpoint",
     "--ckpt_path data": "cannot read data on ",
     "--run_name a/b": "not a path",

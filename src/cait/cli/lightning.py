@@ -190,8 +190,8 @@ class CaiTCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         config = self.config[self.config.subcommand]
-        for name in self.line.typed & {"model.weights", "model.pretrained"}:
-            if config.ckpt_path is not None and config[name]:
+        for name in self.line.typed & {"model.weights", "model.pretrained", "model.fields.layer_scale_init"}:
+            if config.ckpt_path is not None and flatten(config.as_dict()).get(name):
                 raise UserError(f"--{name} is not read beside the checkpoint {config.ckpt_path}: leave it out")
         if self.config.subcommand == "fit":
             self._meet()
