@@ -356,6 +356,7 @@ WITHOUT_USE = {
     "model.warmup_lr": ["0.1", "--model.warmup_epochs=0"],
     "model.min_lr": ["1e-6", "--model.schedule=constant"],
     "model.label_smoothing": ["0.2", "--model.loss=torch.nn:CrossEntropyLoss"],
+    "model.class_weights": ["balanced", "--model.loss=torch.nn:CrossEntropyLoss"],
     "model.optimizer_args.lr": ["0.1"],
     "model.fields.layer_scale_init": ["0.1", "--model.fields.residual=plain"],
     "model.drop_path_rate": ["0.1", "--model.name=own_parts:Net", "--model.fields=null"],

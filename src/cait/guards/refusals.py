@@ -58,7 +58,7 @@ NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "model.weights_ema": ("--model.weights", "model.weights", lambda of: not of),
     "model.warmup_lr": ("a warm-up", "model.warmup_epochs", lambda of: not of),
     "model.min_lr": ("--model.schedule cosine", "model.schedule", lambda of: of != "cosine"),
-    "model.label_smoothing": ("loss cross_entropy or bce", "model.loss", is_path),
+    "model.label_smoothing model.class_weights": ("loss cross_entropy or bce", "model.loss", is_path),
     "model.fields.layer_scale_init": ("LayerScale", "model.fields.residual", lambda of: of not in SCALED),
     "trainer.min_epochs": ("more epochs", "trainer.max_epochs trainer.min_epochs", lambda m, n: m and n and 0 < m < n),
     "trainer.gradient_clip_algorithm": ("a gradient_clip_val", "trainer.gradient_clip_val", lambda of: not of),
