@@ -37,9 +37,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6921, 6500),
-    "lines of all source without tests": Limit(15803, 12500),
-    "lines of its tests": Limit(17325, 12900),
+    "lines of model, data, train, run and cli": Limit(6922, 6500),
+    "lines of all source without tests": Limit(15806, 12500),
+    "lines of its tests": Limit(17357, 12900),
     "lines of contrib without tests": Limit(4427, 3900),
     "lines of contrib's tests": Limit(3884, 3300),
     "kinds of what an extra adds": Limit(12, 12),
@@ -48,9 +48,9 @@ LIMITS = {
     "files of a batch": Limit(8, 8),
     "lines of a batch": Limit(1944, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1448, 1448),
+    "lines of a step": Limit(1447, 1447),
     "files of a checkpoint and its resume": Limit(14, 13),
-    "lines of a checkpoint and its resume": Limit(2692, 2280),
+    "lines of a checkpoint and its resume": Limit(2690, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),
