@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from optuna import create_study
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
@@ -49,6 +50,7 @@ class SearchSpace:
         self.configs: list[str] = [config] if isinstance(config, str) else config
         settings = {"best_metric": "val/acc1"} | flatten(content.get("settings", {}))
         self.settings: Settings = settings | ({"best_metric": content["metric"]} if "metric" in content else {})
+        disk.check_shape(self.settings, {"best_metric": str}, path, "settings")
         self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
         self.metric: str = self.settings["best_metric"]
         self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"
@@ -57,7 +59,10 @@ class SearchSpace:
         self.trials: int = len(self.grid) or content.get("trials", 0)
         if self.trials < 1:
             raise UserError(f"{path}: trials must be at least 1")
-        self.sampler(0)  # refuses options
+        try:
+            create_study(sampler=self.sampler(0)).ask(self.axes)
+        except (TypeError, OverflowError) as error:  # of options and bounds that Optuna has taken
+            raise UserError(f"{path}: no trial can be drawn: {one_line(error)}") from error
 
     def _read(self) -> Settings:
         content = configurations.settings(self.path)
@@ -77,12 +82,10 @@ class SearchSpace:
 
     def _points(self) -> list[Settings]:
         """All combinations of values. From one to the next the last setting changes fastest."""
-        choices = []
-        for name, axis in self.axes.items():
-            if not isinstance(axis, CategoricalDistribution):
-                raise UserError(f"{self.path}: space.{name} is a range; a grid needs a list of values")
-            choices.append(axis.choices)
-        return [dict(zip(self.axes, point, strict=True)) for point in itertools.product(*choices)]
+        choices = {name: axis.choices for name, axis in self.axes.items() if isinstance(axis, CategoricalDistribution)}
+        for name in self.axes.keys() - choices.keys():
+            raise UserError(f"{self.path}: space.{name} is a range; a grid needs a list of values")
+        return [dict(zip(choices, point, strict=True)) for point in itertools.product(*choices.values())]
 
     def sampler(self, number: int) -> BaseSampler:
         """The sampler of one trial, seeded by its number: processes that share a sweep draw different trials."""
@@ -92,16 +95,15 @@ class SearchSpace:
         """Optuna's sampler or pruner with the options in the file."""
         given = self.content.get(key, default)
         chosen = {"name": given} if isinstance(given, str) else {"name": default, **given}
-        name = chosen.pop("name")
+        name = str(chosen.pop("name"))
         if name not in kinds:
             raise UserError(f"{self.path}: {key} must be one of {', '.join(kinds)}, got {name}")
         try:
-            return kinds[name](**options | chosen)
+            return kinds[name](**options, **chosen)
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.path}: {key}: {one_line(error)}") from error
 
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
         configs = [f"--config={path}" for path in self.configs]
-        chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
-        return [*configs, *chosen]
+        return [*configs, *(f"--{name}={as_text(value)}" for name, value in (self.settings | values).items())]
