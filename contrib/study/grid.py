@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cait import CONFIGS, plugins
+from cait import CONFIGS, disk, plugins
 from cait.errors import UserError, did_you_mean, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text
@@ -52,6 +52,7 @@ class Grid:
                 hint = did_you_mean(size, content["sizes"], f"; it has {', '.join(content['sizes'])}")
                 raise UserError(f"{path} has no size {size!r}{hint}")
             self._chosen = content["sizes"][size]
+            disk.check_shape(self._chosen, {"depths": [int], "seeds": int}, path, f"sizes.{size}")
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
             self._measured: list[str] = []
@@ -60,6 +61,8 @@ class Grid:
                 self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
+            if not self.runs:
+                raise UserError(f"{path}: the size {size} has no runs")
             refuse_chosen(more, "seed_everything", *(name for run in self.runs for name in run.settings))
         except OSError as error:
             raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error

@@ -17,6 +17,7 @@ import yaml
 from harness import LIMIT, REPO, environment
 
 from cait.cli import main
+from cait.errors import UserError
 from cait.model.config import variant_config
 from cait.run.program import Program
 from contrib.study import report
@@ -208,6 +209,21 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
     assert "Restored all states" in (checkpoint.parents[1] / "output.txt").read_text()
     with (tmp_path / "logs/study/results.csv").open() as file:
         assert all(float(row["acc1"]) > 0 for row in csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"depths": ["6"]}, r"sizes.one.depths\[0\] cannot be used: it is '6'"),
+        ({"depths": []}, "the size one has no runs"),
+    ],
+)
+def test_a_size_without_runs_or_with_words_for_numbers_is_refused(changes: dict, words: str, grid_file: Path) -> None:
+    content = yaml.safe_load(grid_file.read_text())
+    content["sizes"]["one"] |= changes
+    grid_file.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=words):
+        Grid(grid_file, "one")
 
 
 @pytest.mark.parametrize(
