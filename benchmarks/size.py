@@ -41,7 +41,7 @@ LIMITS = {
     "lines of all source without tests": Limit(15806, 12500),
     "lines of its tests": Limit(17357, 12900),
     "lines of contrib without tests": Limit(4427, 3900),
-    "lines of contrib's tests": Limit(3884, 3300),
+    "lines of contrib's tests": Limit(3907, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),

@@ -18,7 +18,6 @@ from cait.extras import curves
 from cait.guards.configurations import check_run_name, typed
 from cait.run import rundir
 from cait.run.program import Program
-from cait.train.metrics import best_mode
 from contrib.crossval import doubt, doubtful_page
 from contrib.runner import OUTPUT, failure, interruptible, refuse_chosen, train_run
 
@@ -38,24 +37,24 @@ def crossval(arguments: list[str], program: Program) -> None:
     parser = Options("crossval", DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="the folder of the runs, in logs/")
     given, settings = parser.parse_known_args(arguments)
-    names, options = typed(settings), Options("crossval")
     refuse_chosen(settings, "data.fold")
-    if "data.folds" not in names:
+    if "data.folds" not in typed(settings):
         settings.append(f"--data.folds={FOLDS}")
+    options = Options("crossval")
     options.add_argument("--data.folds", dest="folds", nargs="?")
     folds = options.parse_known_args(settings)[0].folds
     if folds is None or not folds.isdigit() or int(folds) < 2:
         raise UserError(f"--data.folds must be at least 2, got {folds}")
-    count = int(folds)
     check_run_name(given.name)
     folder = rundir.LOGS / given.name
     disk.check_inside(folder)
     _remember(folder, settings)
-    runs = [folder / f"fold-{fold}" for fold in range(count)]
+    runs = [folder / f"fold-{fold}" for fold in range(int(folds))]
     with interruptible("folds"):
         for fold, run in enumerate(runs):
             _train(program, run, fold, settings)
-            print(f"fold {fold} of {count}: {os.path.relpath(run)}", flush=True)
+            _check_apart(runs[: fold + 1])
+            print(f"fold {fold} of {folds}: {os.path.relpath(run)}", flush=True)
     _report(folder, runs)
     _doubt(folder, runs, program)
 
@@ -80,8 +79,7 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
     run.mkdir(exist_ok=True)
     first = rundir.config(run.with_name("fold-0")) if fold else None
     chosen = [f"--config={first}", *_decided(first.parent)] if first else settings
-    status = train_run(program, run, [*chosen, f"--data.fold={fold}"])
-    if not status:
+    if not (status := train_run(program, run, [*chosen, f"--data.fold={fold}"])):
         return
     reason = failure(run, status)
     if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
@@ -90,6 +88,13 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
             disk.remove(run.parent)
         raise UserError(reason)
     raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")
+
+
+def _check_apart(runs: Sequence[Path]) -> None:
+    """Raise UserError if an image validates in two folds: the images were others when one of them began."""
+    held = [row["path"] for run in runs for _, row in disk.read_csv(run / rundir.VALIDATION, str(run))]
+    if len({*held}) < len(held):
+        raise UserError(f"the images or labels have changed since {runs[0]} was trained; give another name")
 
 
 def _decided(run: Path) -> list[str]:
@@ -104,12 +109,8 @@ def _decided(run: Path) -> list[str]:
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
     """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
-    config = saved.of_run(runs[0])
-    metric = config["best_metric"]
-    mode = config["best_mode"] or best_mode(metric, config["model"].get("metrics") or {})
-    found = [_scores(run, metric) for run in runs]
-    best = [(max if mode == "max" else min)(scores) for scores in found]
-    last = [scores[-1] for scores in found]
+    metric = saved.of_run(runs[0])["best_metric"]
+    last, best = [_last(run, metric) for run in runs], [_best(run) for run in runs]
     shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in percent
     table = Table("fold", f"{metric}, last", "best")
     for fold, figures in enumerate(zip(last, best, strict=True)):
@@ -138,11 +139,16 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     print(os.path.relpath(folder / doubtful_page.PAGE))
 
 
-def _scores(run: Path, metric: str) -> list[float]:
-    found = curves.read(run)
-    if metric not in found:
+def _last(run: Path, metric: str) -> float:
+    if metric not in (found := curves.read(run)):
         raise UserError(f"{run / rundir.METRICS} has no {metric}")
-    return found[metric][1]
+    return found[metric][1][-1]
+
+
+def _best(run: Path) -> float:
+    """The score of best.ckpt: only the run itself knows whether the largest of a metric of one's own is best."""
+    states = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"].values()
+    return next(float(state["best_model_score"]) for state in states if "other_score" in state)
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:

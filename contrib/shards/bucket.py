@@ -194,8 +194,7 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, exceptions.ClientError):
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         return status >= 500 or status in (408, 429)
-    network = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError)
-    return isinstance(error, network)
+    return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
 
 
 def endpoint(scheme: str) -> str | None:

@@ -35,8 +35,7 @@ def shards(arguments: list[str], program: Program) -> None:
     workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        how = (splits, asked.out, asked.images, workers, pixels)
-        for images in writer.make(opened, root_name(root), *how):
+        for images in writer.make(opened, root_name(root), splits, asked.out, asked.images, workers, pixels):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from harness import SMALL
 from PIL import Image
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
+from cait.errors import UserError
 from contrib.crossval import doubt, doubtful_page, verb
 
 pytest.importorskip("cait.extras.annotations")
@@ -30,28 +32,28 @@ def images(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.glob("*/*/*.png"))
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode", "metrics", "best"),
-    [
-        ("val/loss", "null", "null", 1.0),
-        ("val/loss", "max", "null", 3.0),
-        ("val/acc1", "null", "null", 3.0),
-        ("val/x", "null", "{x: 'torchmetrics.classification:MulticlassHammingDistance'}", 1.0),
-    ],
-)
-def test_the_best_score_of_a_fold_follows_from_the_metric(
-    metric: str, mode: str, metrics: str, best: float, tmp_path: Path
-) -> None:
+def test_the_best_score_of_a_fold_is_that_of_its_best_checkpoint(tmp_path: Path) -> None:
+    best = {"monitor": "val/mine", "best_model_score": torch.tensor(3.0), "other_score": None}
+    states = {"EarlyStopping": {"best_score": torch.tensor(1.0)}, "BestCheckpoint": best}
     runs = [tmp_path / f"fold-{fold}" for fold in range(2)]
     for run in runs:
-        run.mkdir()
-        config = f"{{best_metric: {metric}, best_mode: {mode}, "
-        config += f"model: {{name: xxs24, metrics: {metrics}}}, data: {{root: data}}}}\n"
-        (run / "config.yaml").write_text(config)
-        (run / "metrics.csv").write_text(f"epoch,step,{metric}\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").write_text("{best_metric: val/mine, model: {name: xxs24}, data: {root: data}}\n")
+        (run / "metrics.csv").write_text("epoch,step,val/mine\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
+        torch.save({"state_dict": {}, "global_step": 4, "callbacks": states}, run / "checkpoints/last.ckpt")
     verb._report(tmp_path, runs)
     with (tmp_path / "crossval.csv").open(newline="") as lines:
-        assert {float(row["best"]) for row in csv.DictReader(lines)} == {best}
+        assert [[*row.values()] for row in csv.DictReader(lines)] == [["0", "2.0", "3.0"], ["1", "2.0", "3.0"]]
+
+
+def test_images_that_change_between_the_folds_are_noticed(tmp_path: Path) -> None:
+    runs = [tmp_path / f"fold-{fold}" for fold in range(3)]
+    for run, held in zip(runs, ("ab", "cd", "eb"), strict=True):
+        run.mkdir()
+        (run / "validation.csv").write_text("path,class\n" + "".join(f"{name}.png,x\n" for name in held))
+    verb._check_apart(runs[:2])
+    with pytest.raises(UserError, match=r"the images or labels have changed since .*fold-0 was trained"):
+        verb._check_apart(runs)
 
 
 def test_the_interval_is_nadeau_and_bengios() -> None:
