@@ -91,6 +91,7 @@ def choose(
     size = resolution(folder, machine, recipe, measure)
     halve(folder, recipe, size)
     network(machine, recipe, size)
+    precision(machine, recipe, size, measure)
     augment(folder, recipe)
     batch = steps(folder, machine, recipe)
     optimize(recipe)
@@ -202,6 +203,20 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     recipe.note("network", what + after)
 
 
+def precision(machine: Machine, recipe: Recipe, size: int, measure: Trial) -> None:
+    """bfloat16 where it is fast; on a CPU if the trial says so, because convolutions of single channels are slower."""
+    if not machine.fast_bf16 or "trainer.precision" in recipe.held:
+        return
+    mixed = {"trainer.precision": "bf16-mixed"}
+    if not machine.gpus:
+        in_bfloat16 = measure.step(recipe.held | mixed, size) or math.inf
+        in_float32 = measure.step(recipe.held, size) or 0.0  # second, because what comes first may wait for memory
+        recipe.image = min(in_bfloat16, in_float32)
+        if in_bfloat16 >= in_float32:
+            return
+    recipe.take_all(mixed)
+
+
 def augment(folder: Survey, recipe: Recipe) -> None:
     """Photographs may be mirrored, cropped and recolored; gray ones not recolored: brightness is all they have.
 
@@ -231,8 +246,6 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     recipe.take("data.eval_batch_size", max(16, min(128, of_core)))
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
-    if machine.fast_bf16:
-        recipe.take("trainer.precision", "bf16-mixed")
     return batch
 
 
