@@ -69,9 +69,8 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
 
 def is_folder(root: Any) -> bool:
     """Whether `root` is, or may be meant as, a folder of class folders, and no data set of another kind."""
-    if not isinstance(root, str) or (is_path(root) and not Path(root).is_dir()):
-        return False
-    return all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
+    may_be = isinstance(root, str) and (Path(root).is_dir() or not is_path(root))
+    return may_be and all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
 
 
 def chosen(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:

@@ -212,6 +212,7 @@ OF_CAIT: list = [
         (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
         (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
         (PHOTOGRAPHS, {}, {"data.eval_batch_size": 16, "data.global_batch": True}),
+        (uneven(58, 58), {"trainer.accumulate_grad_batches": 4}, {"data.batch_size": 8}),  # of even parts
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
