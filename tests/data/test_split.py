@@ -149,6 +149,9 @@ def test_a_run_validates_on_what_it_has_held_out(
     main([*more, "--data.check_resume=false"])
     assert "training pictures was 108, is 168" in caplog.text
     assert Path("logs/run/validation.csv").read_text() == held
+    Path("logs/run/validation.csv").unlink()
+    main(["resume", "run", "--trainer.max_epochs=3", "--data.check_resume=false"])
+    assert "logs/run/validation.csv is gone: grow is divided anew" in caplog.text
 
 
 @pytest.mark.parametrize("classes", [["b", "c", "a"], ["a", "b", "d"]])

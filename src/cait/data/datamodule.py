@@ -236,6 +236,8 @@ class ImageNetDataModule(LightningDataModule):
             if paths != {below(self.root, path) for path, _ in source.val}:  # else the order of the others stays too
                 source.validate_on(held_out)
             self.validation_path = None
+        elif held_out and getattr(source, "holds_out", False):
+            rank_zero_info(f"{held_out} is gone: {self.root} is divided anew, and what was trained on may validate")
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
