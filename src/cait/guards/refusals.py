@@ -226,7 +226,7 @@ def check_strategy(trainer: Trainer, given: Any) -> None:
     strategy = trainer.strategy
     if hasattr(strategy, "check"):
         strategy.check(trainer.precision, bool(given.sync_batchnorm))
-    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or given.strategy == "ddp_spawn":
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(given.strategy):
         name = type(strategy).__name__
         raise UserError(f"--trainer.strategy: runs save and resume with ddp or one device, not {name}")
 
