@@ -60,7 +60,8 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
             name = "race" if asked.minutes is None else "minutes"
             raise UserError(f"--{name} is for a folder of images without a configuration")
         beside = beside_a_configuration(asked.source) | ({"race": None} if asked.race else {})  # of a run that raced
-        return {name: value for name, value in beside.items() if not is_in(name, line.typed)}
+        kept = line.typed | ({"data.mean", "data.std"} if given.get("data.reader") else set())  # of planes, as measured
+        return {name: value for name, value in beside.items() if not is_in(name, kept)}
     with contextlib.redirect_stdout(sys.stderr if "print_config" in line.typed else sys.stdout):
         recipe = chosen(given, asked, program)
     program.default_name = Path(given["data.root"]).resolve().name

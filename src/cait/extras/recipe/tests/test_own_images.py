@@ -354,6 +354,8 @@ def test_weights_are_taken_beside_a_configuration_too(
     given = {"data.root": "photos", "model.lr": 1e-3}
     assert added(given, DIGITS_YAML, f"--from={source}") == settings
     assert added(given, "--from", source, DIGITS_YAML, "--model.pretrained=0", "--model.weights=x") == {}
+    monkeypatch.setattr(arguments, "beside_a_configuration", lambda _: settings | {"data.mean": [0.5] * 3})
+    assert added(given | {"data.reader": "my:planes"}, DIGITS_YAML) == settings  # they are normalized as measured
 
 
 def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Path) -> None:
