@@ -55,7 +55,7 @@ OPTIONS = {
     "--trainer.max_epochs 0": "--trainer.max_epochs 0: a run cannot train with it",
     "--trainer.gradient_clip_val -1": "gradient_clip_val must be at least 0, got -1",
     "--trainer.val_check_interval 00:00:10:00": "--trainer.val_check_interval counts batches or a share of an epoch",
-    "--trainer.strategy ddp_spawn_find_unused_parameters_true": "--trainer.strategy: runs save and resume with ddp or one device",
+    "--trainer.strategy ddp_spawn_find_unused_parameters_true": "--trainer.strategy: runs save and resume with ddp or",
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks: Expected a path but EarlyStoping",
     "--trainer.callbacks EarlyStopping": "callbacks.EarlyStopping': the following arguments are required: monitor",

@@ -75,8 +75,8 @@ def load_teacher(
         cfg = teacher.pretrained_cfg
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
-    if len(students[0]) not in (1, wanted := len(own[0])):
-        problem = f"the teacher {name} takes {wanted} channels, the student {len(students[0])}"
+    if (has := len(students[0])) != (wanted := len(own[0])) and (has, wanted) != (1, 3):
+        problem = f"the teacher {name} takes {wanted} channels, the student {has}"
         raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
