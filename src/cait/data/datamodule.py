@@ -206,8 +206,7 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         train, val = self.source.train, self.source.val
         self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
-        self.predict_samples: Samples = val
-        self.val_images = self._eval_images(self.predict_samples, self.unreadable)
+        self.val_images, self.predict_samples = self._eval_images(val, self.unreadable), val
         if stage in ("fit", None):
             transform = self.train_transform
             open_image = (transform if transform is self.pipeline else self.preprocessing).open
@@ -290,7 +289,6 @@ class ImageNetDataModule(LightningDataModule):
         images, labels = self._labelled(batch)
         if self.trainer is None or not self.trainer.training or not self.mixing.is_on:
             return images, labels
-        # Lightning has not counted this batch yet.
         seed = seeds.batch_mixing(self.seed, *self._position(), self.trainer.global_rank)
         return self.mixing(images, labels, self.num_classes, seed)
 
