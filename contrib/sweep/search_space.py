@@ -53,7 +53,8 @@ class SearchSpace:
         disk.check_shape(self.settings, {"best_metric": str}, path, "settings")
         self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
         self.metric: str = self.settings["best_metric"]
-        self.is_max = (self.settings.get("best_mode") or known_mode(self.metric, {})) == "max"
+        mode = self.settings.get("best_mode") or known_mode(self.metric, {})
+        self.settings["best_mode"], self.is_max = mode, mode == "max"  # files of `config` may have another mode
         self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
         self.grid = self._points() if content.get("sampler") in ("grid", {"name": "grid"}) else []
         self.trials: int = len(self.grid) or content.get("trials", 0)
@@ -65,7 +66,7 @@ class SearchSpace:
             raise UserError(f"{path}: no trial can be drawn: {one_line(error)}") from error
 
     def _read(self) -> Settings:
-        content = configurations.settings(self.path)
+        content: Any = configurations.load(configurations.read_text(self.path), self.path)
         disk.check_shape(content, SHAPE, self.path)
         return {key: value for key, value in content.items() if value is not None}
 

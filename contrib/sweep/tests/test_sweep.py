@@ -73,7 +73,7 @@ def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None
     search = SearchSpace(write(tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5]], "b": ["x", True]}))
     assert (search.trials, search.is_max) == (4, True)
     assert search.grid[1] == {"a": "null", "b": "true"}
-    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1"} <= {*search.arguments(search.grid[2])}
+    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1", "--best_mode=max"} <= {*search.arguments(search.grid[2])}
     assert not SearchSpace(write(tmp_path, metric="val/loss")).is_max
 
 
