@@ -64,7 +64,7 @@ class ReplayCLI(CaiTCLI):
         if self.asked.planned:
             kwargs["max_epochs"] = self.asked.planned["epochs"]
         if self.asked.data_only:
-            return self._any_trainer(kwargs | dict(logger=False, callbacks=[]))
+            return self._any_trainer(kwargs | dict(logger=False))
         start = self.checkpoint_step or 0
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
@@ -86,14 +86,16 @@ class ReplayCLI(CaiTCLI):
 
     def _any_trainer(self, kwargs: dict[str, Any]) -> Trainer:
         """A Trainer that need not train: on the CPU if the run's accelerator is missing here."""
+        named = _listed(self.config_init.fit.trainer.callbacks)
+        kept = [each for each in named if hasattr(each, "get_accumulate_grad_batches")]  # which says what a step is
         try:
-            return super(CaiTCLI, self).instantiate_trainer(**kwargs)
+            return super(CaiTCLI, self).instantiate_trainer(**kwargs, callbacks=[*kept])
         except MisconfigurationException as error:
             devices = self.config_init.fit.trainer.devices
             count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
             rank_zero_info(f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}")
-            kwargs |= dict(accelerator="cpu", devices=count, callbacks=[])  # Lightning has added some to the list
-            return super(CaiTCLI, self).instantiate_trainer(**kwargs)
+            how = kwargs | dict(accelerator="cpu", devices=count, callbacks=kept)
+            return super(CaiTCLI, self).instantiate_trainer(**how)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""

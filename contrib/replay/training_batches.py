@@ -12,7 +12,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.ops import masks_to_boxes
 
-from cait import seeds
+from cait import loops, seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
 from cait.data.loader import Key, Loader
@@ -94,11 +94,10 @@ class TrainingBatches:
             data.load_state_dict(state)
         whole, limit = len(self._loader()), trainer.limit_train_batches  # a number, or a share
         self.batches_per_epoch = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
-        self.steps_per_epoch = math.ceil(self.batches_per_epoch / trainer.accumulate_grad_batches)
         self.steps = math.inf
         """Optimizer steps of the whole run; infinity if nothing ends it."""
         if trainer.max_epochs not in (None, -1):
-            self.steps = trainer.max_epochs * self.steps_per_epoch
+            self.steps = sum(map(self._steps_of, range(trainer.max_epochs)))
         if trainer.max_steps != -1:
             self.steps = min(self.steps, trainer.max_steps)
 
@@ -117,11 +116,16 @@ class TrainingBatches:
             step = wanted[0] if wanted[0] >= self.steps else wanted[-1]
             raise UserError(f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}")
 
+    def _steps_of(self, epoch: int) -> int:
+        return math.ceil(self.batches_per_epoch / loops.accumulated(self.trainer, epoch))
+
     def of_step(self, step: int) -> list[tuple[int, int]]:
         """(epoch, batch) of the batches of an optimizer step, several if gradients accumulate."""
-        epoch, step = divmod(step, self.steps_per_epoch)
-        first, accumulated = step * self.trainer.accumulate_grad_batches, self.trainer.accumulate_grad_batches
-        return [(epoch, batch) for batch in range(first, min(first + accumulated, self.batches_per_epoch))]
+        epoch = 0
+        while step >= (steps := self._steps_of(epoch)):
+            epoch, step = epoch + 1, step - steps
+        each = loops.accumulated(self.trainer, epoch)
+        return [(epoch, batch) for batch in range(step * each, min((step + 1) * each, self.batches_per_epoch))]
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""

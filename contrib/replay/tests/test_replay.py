@@ -14,6 +14,7 @@ import pytest
 import torch
 from harness import SMALL, checkpoint, python, rows, slow, start
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import module, trainer
 from PIL import Image
 from runs import wait_for_steps
@@ -75,12 +76,11 @@ def test_the_batches_are_those_of_training_to_the_bit(mixed_root: Path, given: d
     kind = settings.pop("kind", ImageNetDataModule)
     captured = Capture()
     network = module(num_classes=3)
-    trainer(callbacks=[captured], accumulate_grad_batches=4, limit_val_batches=0).fit(
-        network, datamodule=kind(**settings)
-    )
-    batches = TrainingBatches(kind(**settings), trainer(accumulate_grad_batches=4))
-    assert (batches.batches_per_epoch, batches.steps_per_epoch, batches.steps) == (6, 2, 4)
-    places = [place for step in range(4) for place in batches.of_step(step)]
+    steps = GradientAccumulationScheduler({0: 4, 1: 2})
+    trainer(callbacks=[captured, steps], limit_val_batches=0).fit(network, datamodule=kind(**settings))
+    batches = TrainingBatches(kind(**settings), trainer(callbacks=[steps]))
+    assert (batches.batches_per_epoch, batches.steps) == (6, 5)
+    places = [place for step in range(5) for place in batches.of_step(step)]
     assert places == list(captured.batches)
     stand_ins = 0
     for place in reversed(places):  # any order will do
