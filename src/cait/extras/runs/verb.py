@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def runs(arguments: list[str], program: Program) -> None:
     options.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=rundir.LOGS, help="default logs")
     options.add_argument("--json", action="store_true", help="print a JSON list")
     given = options.parse_args(arguments)
-    if not given.folder.is_dir() and given.folder != rundir.LOGS:
+    if given.folder.is_dir():
+        os.scandir(given.folder).close()  # `glob` would find nothing in one that cannot be listed
+    elif given.folder != rundir.LOGS:
         raise UserError(f"there is no folder {given.folder}")
     # The runs' folders in it, and one level below it, where sweeps have theirs.
     folders = [path.parent for pattern in ("*", "*/*") for path in given.folder.glob(f"{pattern}/{rundir.CONFIG}")]
@@ -95,8 +98,7 @@ def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
     if mode is None and "acc1" not in metric:
         from cait.train.metrics import best_mode  # here, because torch takes seconds to import
 
-        mode = best_mode(metric, {})
-        if mode is None:
+        if (mode := best_mode(metric, {})) is None:
             return {"epochs": epochs}
     return {"epochs": epochs, "best": (min if mode == "min" else max)(values, default=None)}
 

@@ -86,3 +86,15 @@ def test_the_runs_are_listed(
     assert re.search(r"^cut +xxs24 +data/digits +1/3 +val/acc1 40\.50 .* stopped", told.out, re.M)
     main(["runs", "--json"])
     assert json.loads(capsys.readouterr().out)[1]["state"] == "stopped"
+
+
+def test_a_folder_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(folder: object) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SystemExit):
+        main(["runs", str(tmp_path)])
+    assert capsys.readouterr().err == f"cait: error: cannot use {tmp_path}: Permission denied\n"
