@@ -93,8 +93,7 @@ class Row:
     @property
     def fields(self) -> Settings:
         """The fields of the network that the row changes."""
-        changed = self.settings.items()
-        return {key.removeprefix(FIELDS): value for key, value in changed if key.startswith(FIELDS)}
+        return {key.removeprefix(FIELDS): value for key, value in self.settings.items() if key.startswith(FIELDS)}
 
     def is_of(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""

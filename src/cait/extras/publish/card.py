@@ -42,8 +42,7 @@ def card(arguments: list[str], program: Program) -> None:
     options.add_argument("run", metavar="NAME", help="the run's folder in logs/")
     options.add_argument("repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub")
     options.add_weights()
-    named = "the Hub's identifier, as apache-2.0; default none is named"
-    options.add_argument("--license", metavar="ID", help=named)
+    options.add_argument("--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named")
     options.add_trust()
     given = options.parse_args(arguments)
     folder = rundir.folder_of(given.run)

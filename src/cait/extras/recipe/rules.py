@@ -236,8 +236,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
-    from_scratch = 128 if machine.gpus else 64
-    wanted = 32 if recipe.weights else from_scratch
+    wanted = 32 if recipe.weights else 128 if machine.gpus else 64
     pairs = 2 * devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))  # for Mixup
     fitting = min(wanted, folder.images // 8) // pairs
     batch = recipe.take("data.batch_size", max(1, fitting) * pairs)

@@ -48,11 +48,13 @@ def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
 
 
 def best(curve: Curve, name: str) -> str:
-    """The best value and its step: the smallest where the metric's name says so, else the largest."""
+    """The best value and its step, by the metric's name; "-" if that does not say what is best."""
     from cait.train.metrics import best_mode
 
+    if (mode := best_mode(name, {})) is None:
+        return "-"
     steps, values = curve
-    value = min(values) if best_mode(name, {}) == "min" else max(values)
+    value = (min if mode == "min" else max)(values)
     return f"{value:.4g} ({steps[values.index(value)]})"
 
 

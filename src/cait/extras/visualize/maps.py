@@ -74,8 +74,7 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
             module.fused_attn = False
     *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()  # [1, h, tokens, tokens]
     prefix = copied.num_prefix_tokens
-    reads_class = prefix and copied.global_pool == "token"
-    rows = maps[0, :, 0] if reads_class else maps[0, :, prefix:].mean(dim=1)
+    rows = maps[0, :, 0] if prefix and copied.global_pool == "token" else maps[0, :, prefix:].mean(dim=1)
     side = math.isqrt(rows.shape[-1] - prefix)
     return [rows[..., prefix:].float().cpu().unflatten(-1, (side, side))]
 

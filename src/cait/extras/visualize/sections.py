@@ -22,7 +22,7 @@ from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_image
-from cait.errors import UserError, say
+from cait.errors import UserError, say, tell
 from cait.extras import curves, page, plots
 from cait.extras.display import network_name
 from cait.extras.visualize import maps
@@ -101,7 +101,7 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
         say(f"{os.path.relpath(file)}  {words}")
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
-        raise UserError(f"no validation image of {loaded.data.root} can be read")
+        raise UserError(f"no image of {', '.join(given.images or [str(loaded.data.root)])} can be read")
     return "Maps", "\n".join(html)
 
 
@@ -111,7 +111,13 @@ def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, N
         if not place.exists():
             raise UserError(f"there is no image {place}")
         for path in [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]:
-            image = load_image(path, reading=data.preprocessing.reading)
+            try:
+                image = load_image(path, reading=data.preprocessing.reading)
+            except UnreadableImageError as error:
+                if not place.is_dir():
+                    raise
+                tell(f"{error}; it is left out")
+                continue
             yield f"{path.parent.name}/{path.stem}", channels_last(data.eval_transform(image)), None
 
 

@@ -55,6 +55,7 @@ def test_the_best_of_a_loss_is_its_smallest_and_settings_differ_by_value() -> No
     assert compare.best(curve, "val/loss") == "0.25 (9)"
     assert compare.best(curve, "val/rmse") == "0.25 (9)"
     assert compare.best(curve, "val/acc1") == "0.75 (14)"
+    assert compare.best(curve, "val/hamming") == "-"
     one = {"model.lr": 1, "data.scale": [0.7, 1.0], "model.ema": True, "own": None}
     other = {"model.lr": True, "data.scale": [0.7, 1.0], "model.ema": True}
     assert compare.differing([one, other]) == {"model.lr": ["1", "true"], "own": ["null", "-"]}

@@ -174,9 +174,12 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
 def test_images_weights_and_places_are_chosen(trained: Path, capfd: Capture) -> None:
     name = b"mixed/val/owl/" + NO_TEXT + b".png"
     shutil.copy(os.fsencode(next(Path("mixed/val/owl").iterdir())), name)
+    Path("mixed/val/owl/-.jpg").write_bytes(b"no image")
     images = ["mixed/val/owl", "mixed/train", os.fsdecode(name), "--num_images=3"]
     main(["visualize", "a", "--raw", "--no_validation", "--images", *images])
-    assert len(capfd.readouterr().out.splitlines()) == 4
+    told = capfd.readouterr()
+    assert len(told.out.splitlines()) == 4
+    assert "cannot read the image mixed/val/owl/-.jpg: not an image; it is left out" in told.err
     text, images = check_page(trained / "visualize" / "index.html")
     assert (images, "Confusion" in text, "moving average" in text) == (3 + 1, False, False)
 
