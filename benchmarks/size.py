@@ -39,8 +39,8 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6922, 6500),
     "lines of all source without tests": Limit(15819, 12500),
-    "lines of its tests": Limit(17379, 12900),
-    "lines of contrib without tests": Limit(4427, 3900),
+    "lines of its tests": Limit(17395, 12900),
+    "lines of contrib without tests": Limit(4434, 3900),
     "lines of contrib's tests": Limit(3907, 3300),
     "kinds of what an extra adds": Limit(12, 12),
     "modules that `fit` of one step loads": Limit(76, 74),

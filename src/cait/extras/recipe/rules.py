@@ -135,8 +135,7 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
     fitting: dict[int, float] = {}
     for size in SIZES:
-        is_of_use = least <= size <= max(least, most)
-        if is_of_use and (seconds := measure.step(recipe.held, size)) is not None:
+        if least <= size <= max(least, most) and (seconds := measure.step(recipe.held, size)) is not None:
             recipe.image = seconds
             fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
             if fitting[size] >= enough:
