@@ -206,7 +206,7 @@ class BestCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if a metric of validation that a callback watches is none; those of training come later."""
         found = trainer.callback_metrics
-        for each in trainer.callbacks if trainer.sanity_checking else ():
+        for each in trainer.callbacks if trainer.sanity_checking else ():  # type: ignore[attr-defined]
             metric = str(getattr(each, "monitor", None))
             if metric not in found and (metric.startswith("val") or f"{ckpt.VAL}/{metric}" in found):
                 who = "--best_metric" if each is self else f"{type(each).__name__} watches"
