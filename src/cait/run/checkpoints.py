@@ -207,8 +207,8 @@ class BestCheckpoint(ModelCheckpoint):
         """Raises UserError if a metric of validation that a callback watches is none; those of training come later."""
         found = trainer.callback_metrics
         for each in trainer.callbacks if trainer.sanity_checking else ():  # type: ignore[attr-defined]
-            metric = str(getattr(each, "monitor", None))
-            if metric not in found and (metric.startswith("val") or f"{ckpt.VAL}/{metric}" in found):
+            metric, is_strict = str(getattr(each, "monitor", None)), getattr(each, "strict", True)
+            if is_strict and metric not in found and (metric.startswith("val") or f"{ckpt.VAL}/{metric}" in found):
                 who = "--best_metric" if each is self else f"{type(each).__name__} watches"
                 raise UserError(f"{who} {metric}: there is no such metric, only {', '.join(sorted(found))}")
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
