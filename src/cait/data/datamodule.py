@@ -202,8 +202,9 @@ class ImageNetDataModule(LightningDataModule):
             self.prepare_data()
         elif stage == "fit":
             self.share_batch(self.trainer)
-        if self.num_classes != (listed := len(self.source.class_names)):
-            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
+        names, own = self.class_names, self.source.class_names
+        if len(names) != len(own) or (names != own and {*names} == {*own}):  # other names for them are welcome
+            raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(own)}; leave it out")
         train, val = self.source.train, self.source.val
         self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
         self.val_images, self.predict_samples = self._eval_images(val, self.unreadable), val
