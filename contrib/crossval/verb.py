@@ -27,8 +27,8 @@ mean of their scores with a confidence interval, and the images whose label is d
 options are those of `cait fit`; all folds have the settings that the first one chooses. The same
 command goes on where it stopped."""
 FOLDS = 5
-SETTINGS, TABLE = "crossval.json", "crossval.csv"
-"""Files in the folder: the options that were given, and the scores."""
+SETTINGS, TABLE, LOCK = "crossval.json", "crossval.csv", ".crossval.lock"
+"""Files in the folder: the options that were given, the scores, and what the process that trains holds."""
 LEVEL = 0.95
 
 
@@ -50,7 +50,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     disk.check_inside(folder)
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(int(folds))]
-    with interruptible("folds"):
+    with disk.file_lock(folder / LOCK), interruptible("folds"):
         for fold, run in enumerate(runs):
             _train(program, run, fold, settings)
             _check_apart(runs[: fold + 1])
@@ -84,7 +84,7 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
     reason = failure(run, status)
     if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
         disk.remove(run)
-        if {path.name for path in run.parent.iterdir()} == {SETTINGS}:
+        if {path.name for path in run.parent.iterdir()} == {SETTINGS, LOCK}:
             disk.remove(run.parent)
         raise UserError(reason)
     raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")

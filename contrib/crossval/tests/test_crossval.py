@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import Timeout
 from harness import SMALL
 from PIL import Image
 
+from cait import disk
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
@@ -151,6 +153,17 @@ def test_a_cross_validation_that_cannot_begin_leaves_nothing(here: Path, capsys:
     told = "the data folder nowhere does not exist; name yours with --data.root"
     assert (stop.value.code, capsys.readouterr().err) == (2, f"cait: error: {told}\n")
     assert not (here / "logs/none").exists()
+
+
+def test_a_second_process_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(program: object, run: Path, *_: object) -> None:
+        with pytest.raises(Timeout):
+            disk.acquire_lock(run.parent / verb.LOCK, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "_train", train)
+    with pytest.raises(SystemExit):
+        main(["crossval", "two", "--data.root=data/digits"])
 
 
 @pytest.mark.slow
