@@ -18,7 +18,7 @@ from litserve.loops.simple_loops import BatchedLoop
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 from cait.train.metrics import Best
 from cait.train.prediction import classify
 
@@ -44,7 +44,9 @@ async def image_of(request: Request) -> AsyncIterator[bytes]:
             raise HTTPException(408, f"the image has not arrived within {SECONDS} seconds") from error
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke off") from error
-        if request.headers.get("content-type", "").lower().startswith("application/json"):
+        if (kind := request.headers.get("content-type", "").lower()).startswith("multipart/"):
+            raise HTTPException(415, "send the file as the body, as `curl --data-binary @FILE`, and not in a form")
+        if kind.startswith("application/json"):
             body = from_json(body)
         if not body:
             raise HTTPException(400, "the request holds no image")
@@ -115,7 +117,8 @@ class Classifier(LitAPI):
 
     def _prepared(self, image: bytes) -> Any:
         try:
-            return self.module.transform(io.BytesIO(image))
+            with told_as("the image cannot be prepared"):
+                return self.module.transform(io.BytesIO(image))
         except UserError as error:
             return error
 

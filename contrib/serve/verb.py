@@ -39,7 +39,8 @@ def serve(arguments: list[str], program: Program) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    print(f"{given.run} answers at http://{given.host}:{given.port} once it is loaded; Ctrl-C stops", flush=True)
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    print(f"{given.run} answers at http://{host}:{given.port} once it is loaded; Ctrl-C stops", flush=True)
     server.run(load, about, given.top_k, given.host, given.port)
 
 

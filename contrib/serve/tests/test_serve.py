@@ -79,9 +79,10 @@ def test_an_image_without_finite_answers_costs_the_others_nothing() -> None:
     module.transform, module.predict_step = lambda image: torch.tensor(json.load(image)), lambda batch, _: batch[0]
     classifier = Classifier(lambda: module, None)
     classifier.module = module
-    good, bad, also_good = classifier.predict([b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]"])
+    good, bad, also_good, odd = classifier.predict([b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]", b"?"])
     assert (good[0]["class"], also_good[0]["class"]) == ("b", "a")
-    assert classifier.encode_response(bad).status_code == 422
+    assert classifier.encode_response(bad).status_code == classifier.encode_response(odd).status_code == 422
+    assert str(odd).startswith("the image cannot be prepared: JSONDecodeError")  # by a transform of one's own
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,7 @@ BAD: list[Callable[[], tuple[int, bytes, str]]] = [
     lambda: (413, bytes(30_000_000), "image/png"),
     lambda: (422, saved(Image.new("L", (20_000, 20_000))), "image/png"),
     lambda: (422, saved(Image.effect_noise((64, 64), 50), "jpeg")[:900], "image/jpeg"),
+    lambda: (415, b"--x", "multipart/form-data; boundary=x"),
     lambda: (400, b'{"picture": "?"', "application/json"),
     lambda: (400, b'{"image": "no base64"}', "application/json"),
     lambda: (422, b'{"image": "bm8gaW1hZ2U="}', "application/json"),
