@@ -52,8 +52,8 @@ class Sweep:
         search, told = self.search, json.dumps(self.search.told, sort_keys=True)
         address = f"sqlite:///{(self.folder / STUDY).resolve()}"
         direction = "maximize" if search.is_max else "minimize"
-        how: Any = dict(study_name=NAME, storage=address, load_if_exists=True)
-        study = optuna.create_study(direction=direction, pruner=search.pruner, **how)
+        how: Any = dict(study_name=NAME, storage=address, direction=direction, load_if_exists=True)
+        study = optuna.create_study(pruner=search.pruner, **how)
         if SPACE not in study.user_attrs:
             for point in search.grid:
                 study.enqueue_trial(point, skip_if_exists=True)
