@@ -302,9 +302,9 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     most = most_epochs(bool(recipe.weights), folder.images / batch)
     whole = recipe.held.get("trainer.max_epochs") or min(most, max(1, int(fitting)))
     apart = max(1, min(whole, max(math.ceil(whole / 30), math.ceil(validation / (0.18 * epoch)))))
-    epochs = recipe.take("trainer.max_epochs", whole - whole % apart)
+    epochs = recipe.take("trainer.max_epochs", whole - whole % apart) or whole
     every = next(count for count in range(apart, 0, -1) if epochs % count == 0)  # the last is validated
-    every = recipe.take("trainer.check_val_every_n_epoch", every)
+    every = recipe.take("trainer.check_val_every_n_epoch", every) or 1
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     seconds = start + min(epochs, fitting) * epoch + epochs / every * validation
     part = recipe.held.get("trainer.max_steps")
@@ -326,6 +326,6 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     if per_class is True:
         recipe.take("best_metric", metric_of_best(None, "acc1_macro", has_average))
     counts = folder.counts.values()
-    sizes = f"classes have {min(counts):,} to {max(counts):,} images"
     chosen = f"best.ckpt is chosen by {metric_of_best(recipe.held.get('best_metric'), 'acc1', has_average)}"
-    recipe.note("balance", f"{sizes}: small ones are drawn more often ({how}), and {chosen}")
+    drawn = f"small ones are drawn more often ({how})" if how else "all are drawn alike, as given"
+    recipe.note("balance", f"classes have {min(counts):,} to {max(counts):,} images: {drawn}, and {chosen}")

@@ -220,6 +220,8 @@ OF_CAIT: list = [
         (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
         (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),
+        (PHOTOGRAPHS, {"trainer.max_epochs": None}, {"trainer.check_val_every_n_epoch": 1}),
+        (PHOTOGRAPHS, {"trainer.check_val_every_n_epoch": None}, {"model.warmup_epochs": 5.0}),
         (PHOTOGRAPHS, {"trainer.max_steps": 5}, {"trainer.max_epochs": "absent"}),
         (PHOTOGRAPHS, {"model.optimizer": "adamw"}, {"model.optimizer": "absent", "model.lr": 1e-3}),
         *(pytest.param(*each, marks=needs_cait) for each in OF_CAIT),
@@ -234,6 +236,7 @@ def test_a_class_of_few_images_is_told() -> None:
     told = ["a fair result needs at least 20" in dict(recipe(uneven(few)).lines).get("warning", "") for few in (19, 20)]
     assert told == [True, False]
     assert recipe(uneven(2, 2)).settings  # four images are enough
+    assert "all are drawn alike, as given" in dict(recipe(uneven(30), {"data.balance": None}).lines)["balance"]
 
 
 @needs_cait
