@@ -114,8 +114,8 @@ class Augmentation:
     solarized or blurred; there with color_jitter 0.3). None turns it off."""
     augment_ops: list[str] | None = None
     """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image in RGB of
-    the crop's size, after auto_augment. A run stays exact if they draw only from the global generators of `random`,
-    numpy and torch, which are seeded for each image."""
+    the crop's size, of planes a normalized tensor, after auto_augment. A run stays exact if they draw only from the
+    global generators of `random`, numpy and torch, which are seeded for each image."""
     color_jitter: float | Sequence[float] | None = None
     """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
     0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
