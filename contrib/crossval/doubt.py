@@ -50,7 +50,8 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     seems = possible.argmax(axis=1)
     other = (seems != labels) & (probabilities.argmax(axis=1) != labels)
     found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & other)
-    found = found[(given[found] - probabilities[found, seems[found]]).argsort(kind="stable")]
+    margins = given[found] - probabilities[found, seems[found]]
+    found = found[margins.argsort(kind="stable")]
     return found, seems[found]
 
 

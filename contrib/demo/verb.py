@@ -131,7 +131,8 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dic
         "Checkpoint": loaded.about.replace(f"{checkpoint.parent}/", ""),
     }
     with contextlib.suppress(UserError, KeyError):
-        found = (scores.read(folder, checkpoint, "") if folder else {})["ema" if loaded.averaged else "raw"]
+        about = scores.read(folder, checkpoint, "") if folder else {}
+        found = about["ema" if loaded.averaged else "raw"]
         if "mAP" in found:
             facts["Mean average precision"] = f"{found['mAP']:.4f} on {found['images']:,} validation images"
         else:

@@ -67,7 +67,8 @@ class Monitor(Callback):
             measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
             ratios, sizes = (torch.stack(each) for each in zip(*measured, strict=True))  # [branches, B]
-            self._activations.append(torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)]).to(self._dtype))
+            of_batch = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
+            self._activations.append(of_batch.to(self._dtype))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = scaler.get_scale() if scaler else 1.0
 

@@ -194,7 +194,8 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, exceptions.ClientError):
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         return status >= 500 or status in (408, 429)
-    return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
+    network = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError)
+    return isinstance(error, network)
 
 
 def endpoint(scheme: str) -> str | None:

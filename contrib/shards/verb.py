@@ -35,7 +35,8 @@ def shards(arguments: list[str], program: Program) -> None:
     workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        for images in writer.make(opened, root_name(root), splits, asked.out, asked.images, workers, pixels):
+        how = (splits, asked.out, asked.images, workers, pixels)
+        for images in writer.make(opened, root_name(root), *how):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")

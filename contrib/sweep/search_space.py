@@ -107,4 +107,5 @@ class SearchSpace:
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
         configs = [f"--config={path}" for path in self.configs]
-        return [*configs, *(f"--{name}={as_text(value)}" for name, value in (self.settings | values).items())]
+        chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
+        return [*configs, *chosen]

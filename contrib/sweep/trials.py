@@ -4,7 +4,6 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import optuna
 from filelock import BaseFileLock, Timeout
@@ -51,9 +50,13 @@ class Sweep:
     def _open(self) -> Study:
         search, told = self.search, json.dumps(self.search.told, sort_keys=True)
         address = f"sqlite:///{(self.folder / STUDY).resolve()}"
-        direction = "maximize" if search.is_max else "minimize"
-        how: Any = dict(study_name=NAME, storage=address, direction=direction, load_if_exists=True)
-        study = optuna.create_study(pruner=search.pruner, **how)
+        study = optuna.create_study(
+            study_name=NAME,
+            storage=address,
+            direction="maximize" if search.is_max else "minimize",
+            pruner=search.pruner,
+            load_if_exists=True,
+        )
         if SPACE not in study.user_attrs:
             for point in search.grid:
                 study.enqueue_trial(point, skip_if_exists=True)

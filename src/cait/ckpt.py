@@ -137,7 +137,8 @@ def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
         return asked
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
     watched = [state["monitor"] for state in states if isinstance(state.get("monitor"), str)]
-    return (not watched or watched[-1].startswith(f"{VAL_EMA}/")) and average(checkpoint) is not None
+    is_chosen_by_it = not watched or watched[-1].startswith(f"{VAL_EMA}/")
+    return is_chosen_by_it and average(checkpoint) is not None
 
 
 def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> dict[str, Tensor]:

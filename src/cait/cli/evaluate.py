@@ -118,7 +118,9 @@ class Scoring:
     def __init__(self, cli: Any, folder: Path | None) -> None:
         self.folder, self.typed = folder, cli.line.typed
         self.config = cli.config.validate
-        self.trainer, self.module, self.data = cli.trainer, cli.model, cli.datamodule
+        self.trainer = cli.trainer
+        self.module = cli.model
+        self.data = cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
         """The part of the scores that is of the weights which other verbs use."""

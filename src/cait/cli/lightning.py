@@ -365,4 +365,6 @@ def _shown(record: logging.LogRecord) -> bool:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] if value is not None else []
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

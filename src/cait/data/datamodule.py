@@ -74,7 +74,8 @@ class ImageNetDataModule(LightningDataModule):
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
         self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
-        self.num_workers, self.repeats, self._class_names = loading.num_workers, loading.repeats, class_names
+        self.num_workers, self.repeats = loading.num_workers, loading.repeats
+        self._class_names = class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
@@ -140,7 +141,8 @@ class ImageNetDataModule(LightningDataModule):
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
         of_labels, sets = torch.bincount(self._train_labels, minlength=len(self.label_names)), self._label_sets
-        return (of_labels if sets is None else (of_labels.double() @ sets.cpu().double()).long()).tolist()
+        counts = of_labels if sets is None else of_labels.double() @ sets.cpu().double()
+        return counts.long().tolist()
 
     @cached_property
     def order(self) -> Order:
@@ -220,10 +222,11 @@ class ImageNetDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
-        how = (self.batch_size, self.seed, self.repeats, *self.rank_and_world())
+        rank, world_size = self.rank_and_world()
+        how = (self.batch_size, self.seed, self.repeats, rank, world_size)
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
         if len(sampler) == 0:
-            lacks = f"do not fill one batch of {self.batch_size} on {how[-1]} process(es); lower --data.batch_size"
+            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
         settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
@@ -290,6 +293,7 @@ class ImageNetDataModule(LightningDataModule):
         images, labels = self._labelled(batch)
         if self.trainer is None or not self.trainer.training or not self.mixing.is_on:
             return images, labels
+        # Lightning has not counted this batch yet.
         seed = seeds.batch_mixing(self.seed, *self._position(), self.trainer.global_rank)
         return self.mixing(images, labels, self.num_classes, seed)
 
@@ -338,7 +342,8 @@ class ImageNetDataModule(LightningDataModule):
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
         if self.trainer is not None:
-            epoch = 0 if self.trainer.overfit_batches > 0 else self.trainer.current_epoch  # type: ignore[attr-defined]
+            overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+            epoch = 0 if overfits else self.trainer.current_epoch
             return epoch, loops.next_batch(self.trainer)
         self._own_epoch += 1
         return self._own_epoch, 0

@@ -163,7 +163,8 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
                 file.seek(0)
                 check_scans(file.read(OPENING[1]))
                 file.seek(place)
-        bounded.reads, bounded.bytes = DECODING[0], DECODING[1] + 16 * opened.width * opened.height
+        reads, size = DECODING
+        bounded.reads, bounded.bytes = reads, size + 16 * opened.width * opened.height
         yield opened
 
 

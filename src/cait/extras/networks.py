@@ -45,6 +45,7 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
     size = given.img_size or (known.input_size[-1] if known else 224)
     num_classes = (known.num_classes if known else None) or 1000
     built = network.create_model(given.name, size, num_classes)
-    about = "; ".join(network.InitialWeights(given.weights, pretrained=given.weights is None).load(built, given.name))
+    start = network.InitialWeights(given.weights, pretrained=given.weights is None)
+    about = "; ".join(start.load(built, given.name))
     data = ImageNetDataModule(img_size=size, **preparation(known))
     return Loaded(built.eval(), given.name, about, readable_names(None, num_classes), data)

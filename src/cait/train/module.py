@@ -44,7 +44,9 @@ def lay_out_buckets(network: Any) -> None:
     last to the first, without a pass through the network. Networks that leave parameters out keep their first layout;
     with `static_graph` DDP has to see a real step first.
     """
-    if not isinstance(network, DistributedDataParallel) or network.find_unused_parameters or network.static_graph:
+    if not isinstance(network, DistributedDataParallel):
+        return
+    if network.find_unused_parameters or network.static_graph:
         return
     prepare_for_backward(network, None)
     for parameter in reversed([*network.parameters()]):

@@ -98,7 +98,8 @@ class MultiLabelMetrics(EvalMetrics):
     def _standard(self) -> dict[str, Tensor]:
         logits, targets = self.counter.compute()
         probabilities, self._images = logits.sigmoid(), len(logits)
-        self.per_class = torch.stack([targets.sum(dim=0), (targets * (probabilities > 0.5)).sum(dim=0)], dim=1)
+        hits = targets * (probabilities > 0.5)
+        self.per_class = torch.stack([targets.sum(dim=0), hits.sum(dim=0)], dim=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class without an image has no figure
             precision = multilabel_average_precision(probabilities, targets, logits.shape[1], average="none")

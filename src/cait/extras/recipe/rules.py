@@ -135,7 +135,8 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
     fitting: dict[int, float] = {}
     for size in SIZES:
-        if least <= size <= max(least, most) and (seconds := measure.step(recipe.held, size)) is not None:
+        is_of_use = least <= size <= max(least, most)
+        if is_of_use and (seconds := measure.step(recipe.held, size)) is not None:
             recipe.image = seconds
             fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
             if fitting[size] >= enough:
@@ -235,8 +236,10 @@ def augment(folder: Survey, recipe: Recipe) -> None:
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
-    wanted = 32 if recipe.weights else 128 if machine.gpus else 64
-    pairs = 2 * devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))  # for Mixup
+    from_scratch = 128 if machine.gpus else 64
+    wanted = 32 if recipe.weights else from_scratch
+    parts = devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))
+    pairs = 2 * parts  # each process pairs images for Mixup
     fitting = min(wanted, folder.images // 8) // pairs
     batch = recipe.take("data.batch_size", max(1, fitting) * pairs)
     recipe.take("data.global_batch", True)

@@ -29,7 +29,8 @@ WIDE = 105
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     """The metrics of `SHOWN`, in its order, then validation metrics of your own, formatted."""
-    own = [name for name in metrics if name.startswith("val/") and name not in (*SHOWN, *NOT_SHOWN)]
+    known = (*SHOWN, *NOT_SHOWN)
+    own = [name for name in metrics if name.startswith("val/") and name not in known]
     looks = SHOWN | {name: (name, "{:.4f}") for name in own}
     shown = {}
     for name, (label, form) in looks.items():

@@ -80,7 +80,8 @@ class Banner(ModelSummary):
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         processes, accumulated = trainer.world_size, batches_a_step(trainer)
         images = data.batch_size * processes * accumulated  # of an optimizer step
-        batch = f"{processes} {'processes' if processes > 1 else 'process'} × {data.batch_size} images"
+        noun = "processes" if processes > 1 else "process"
+        batch = f"{processes} {noun} × {data.batch_size} images"
         if accumulated > 1:
             batch += f" × {accumulated} accumulated"
         rows = {

@@ -26,7 +26,8 @@ class CPUThreads(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._before = torch.get_num_threads()
         positions = getattr(getattr(pl_module, "model", None), "pos_embed", None)  # [1, N, D]
-        if trainer.strategy.root_device.type != "cpu" or self._is_given or not isinstance(positions, Tensor):
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if not on_cpu or self._is_given or not isinstance(positions, Tensor):
             return
         if self.data.batch_size * positions.numel() <= SMALL:
             torch.set_num_threads(1)

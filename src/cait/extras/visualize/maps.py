@@ -74,7 +74,8 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
             module.fused_attn = False
     *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()  # [1, h, tokens, tokens]
     prefix = copied.num_prefix_tokens
-    rows = maps[0, :, 0] if prefix and copied.global_pool == "token" else maps[0, :, prefix:].mean(dim=1)
+    reads_class = prefix and copied.global_pool == "token"
+    rows = maps[0, :, 0] if reads_class else maps[0, :, prefix:].mean(dim=1)
     side = math.isqrt(rows.shape[-1] - prefix)
     return [rows[..., prefix:].float().cpu().unflatten(-1, (side, side))]
 
@@ -126,7 +127,8 @@ def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     _draw(grid[0, 0], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
     _draw(grid[0, 1], pixels, "saliency")
     extent = grid[0, 1].images[0].get_extent()
-    grid[0, 1].imshow(blocks[0].mean(dim=0), cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    saliency = blocks[0].mean(dim=0)
+    grid[0, 1].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
     panels = iter(grid[1:].flat)
     for block, weights in enumerate(blocks):
         for head, of_head in enumerate(weights):

@@ -168,7 +168,8 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     for each in wrong[:WORST]:
         title = f"true {names[each.label]}, predicted {names[each.predicted]}"
         file = "/".join(Path(images.samples.name(each.place)).parts[-2:])
-        pixels = plots.pixels(_seen(loaded, images[each.place][0]), loaded.data.preprocessing)
+        image = _seen(loaded, images[each.place][0])
+        pixels = plots.pixels(image, loaded.data.preprocessing)
         tiles.append((pixels, title, f"at {each.probability:.1%}, loss {each.loss:.2f}; {file}"))
     taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
     pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]
