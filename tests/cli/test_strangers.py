@@ -176,7 +176,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "a file of settings": {"trainer": "more.yaml"},
     "a key with a dot": {"trainer.callbacks": [CALLBACK]},
     "a key that appends": {"trainer": {"callbacks+": CALLBACK}},
-    "a configuration": {"config": "more.yaml"},
+    "a configuration": {"config+": "more.yaml"},
     "a field": {"model": {"fields": {"depth": {"class_path": CALLBACK}}}},
     "the class of the model": {"model": {"class_path": CALLBACK}},
     "the class of the data": {"data": CALLBACK},
