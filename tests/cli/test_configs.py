@@ -114,6 +114,11 @@ def test_an_option_wins_over_the_file_of_a_group_that_comes_after_it(tmp_path: P
     assert (found["max_epochs"], found["max_steps"]) == (3, 7)
 
 
+def test_a_group_whose_lines_are_commented_out_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data:\n  # root: photos\nmodel: {lr: 1.0}\nrun_name:\n")
+    assert configurations.settings(tmp_path / "mine.yaml") == {"model": {"lr": 1.0}, "run_name": None}
+
+
 def test_what_is_flattened_is_nested_again_also_below_an_empty_group() -> None:
     settings = {"model": {"fields": {"depth": 2, "stem": None}, "lr": 0.1}, "data": {"mean": [0.5]}, "logger_args": {}}
     assert nested(flatten(settings)) == settings

@@ -82,7 +82,7 @@ def read_text(path: Path) -> str:
 
 
 def settings(path: Path, text: str | None = None) -> Settings:
-    """The settings in a configuration file. Give its `text` if you have read it.
+    """The settings in a configuration file, without its empty groups. Give its `text` if you have read it.
 
     Raises UserError if it is no YAML, holds no settings, or sets one that follows another.
     """
@@ -91,7 +91,7 @@ def settings(path: Path, text: str | None = None) -> Settings:
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     for name in LINKED.keys() & flatten(content).keys():  # the parser would silently ignore it
         raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
-    return content
+    return {name: held for name, held in content.items() if held is not None or name not in (*GROUPS, "ema")}
 
 
 def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
