@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6933, 6500),
-    "lines of all source without tests": Limit(15843, 12500),
-    "lines of its tests": Limit(17404, 12900),
+    "lines of all source without tests": Limit(15842, 12500),
+    "lines of its tests": Limit(17399, 12900),
     "lines of contrib without tests": Limit(4447, 3900),
     "lines of contrib's tests": Limit(3922, 3300),
     "kinds of what an extra adds": Limit(12, 12),

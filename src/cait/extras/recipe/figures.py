@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from PIL import Image
+from torch import nn
 
 from cait import cores
 from cait.data.folder import FolderSource
@@ -37,9 +38,9 @@ OVERHEAD = 1.2
 """How many times as long as its network a step takes: it reads images and moves the weights too."""
 MOST_STEPS = 4000
 """A run from scratch has no more, because a small folder gains nothing from them."""
-TRIES = (4, math.inf), (16, 2.0), (64, 0.2)
-"""Images of two steps at a size, and the seconds that those before may have taken. The fastest step counts: the first
-of two also chooses kernels, and other work on the machine slows some of them down."""
+TRIES, LIMIT = (4, 4, 16, 16), 2.0
+"""Images of the steps at a size, and seconds after which no pair follows. The fastest step counts: the first of a pair
+also chooses kernels, and other work on the machine slows some of them down."""
 CHANNELS = "model.fields.in_chans"
 
 
@@ -176,6 +177,13 @@ class Trial:
             raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
     @quietly()
+    def has_depthwise(self, held: Settings) -> bool:
+        """Whether the network has convolutions of single channels."""
+        network = group(NetworkSettings, nested(held).get("model", {}) | {"img_size": 128, "num_classes": 2}).build()
+        convolutions = (part for part in network.modules() if isinstance(part, nn.Conv2d))
+        return any(part.groups == part.in_channels > 1 for part in convolutions)
+
+    @quietly()
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
         settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
@@ -187,17 +195,16 @@ class Trial:
         device = trainer.strategy.root_device
         network.to(device).train()
         fastest, start = math.inf, time.monotonic()
-        for count, most in TRIES:
-            if time.monotonic() - start > most:
-                break
+        for place, count in enumerate(TRIES):
             images = torch.zeros(count, held.get(CHANNELS, 3), size, size, device=device)
-            for _ in range(2):
-                begin = time.monotonic()
-                with trainer.precision_plugin.forward_context():
-                    loss = network(images).float().sum()
-                loss.backward()
-                loss.item()  # waits for a GPU
-                fastest = min(fastest, (time.monotonic() - begin) / count)
+            begin = time.monotonic()
+            with trainer.precision_plugin.forward_context():
+                loss = network(images).float().sum()
+            loss.backward()
+            loss.item()  # waits for a GPU
+            fastest = min(fastest, (time.monotonic() - begin) / count)
+            if place % 2 and time.monotonic() - start > LIMIT:
+                break
         return fastest
 
 

@@ -88,16 +88,22 @@ def choose(
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if count < FEW:
         recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
+    precision(machine, recipe, measure)
     size = resolution(folder, machine, recipe, measure)
     halve(folder, recipe, size)
     network(machine, recipe, size)
-    precision(machine, recipe, size, measure)
     augment(folder, recipe)
     batch = steps(folder, machine, recipe)
     optimize(recipe)
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
+
+
+def precision(machine: Machine, recipe: Recipe, measure: Trial) -> None:
+    """bfloat16 where it is fast; a CPU's units for it are of no use to convolutions of single channels."""
+    if machine.fast_bf16 and (machine.gpus or recipe.is_cait or not measure.has_depthwise(recipe.held)):
+        recipe.take("trainer.precision", "bf16-mixed")
 
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
@@ -201,20 +207,6 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     after = " after convolutions, which are not the paper's" if convolves else ""
     what = f"CaiT of depth {depth}, {width} wide, {patches} patches of {patch} × {patch} pixels"
     recipe.note("network", what + after)
-
-
-def precision(machine: Machine, recipe: Recipe, size: int, measure: Trial) -> None:
-    """bfloat16 where it is fast; on a CPU if the trial says so, because convolutions of single channels are slower."""
-    if not machine.fast_bf16 or "trainer.precision" in recipe.held:
-        return
-    mixed = {"trainer.precision": "bf16-mixed"}
-    if not machine.gpus:
-        in_bfloat16 = measure.step(recipe.held | mixed, size) or math.inf
-        in_float32 = measure.step(recipe.held, size) or 0.0  # second, because what comes first may wait for memory
-        recipe.image = min(in_bfloat16, in_float32)
-        if in_bfloat16 >= in_float32:
-            return
-    recipe.take_all(mixed)
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:

@@ -164,7 +164,8 @@ def test_a_process_that_lightning_starts_asks_nobody(
     asked: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(arguments.CHOSEN, "{}")
-    monkeypatch.setattr(arguments, "Trial", lambda _: SimpleNamespace(check=no, step=no, begun=lambda: 0.0))
+    measures = {"check": no, "step": no, "has_depthwise": no, "begun": lambda: 0.0}
+    monkeypatch.setattr(arguments, "Trial", lambda _: SimpleNamespace(**measures))
     line = Line("fit", [])
     arguments.add_recipe(line, Program())
     settings = {"data.root": "photos", "trainer.accelerator": "cpu", "data.num_workers": 0, "data.img_size": 32}
