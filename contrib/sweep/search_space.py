@@ -83,10 +83,12 @@ class SearchSpace:
 
     def _points(self) -> list[Settings]:
         """All combinations of values. From one to the next the last setting changes fastest."""
-        choices = {name: axis.choices for name, axis in self.axes.items() if isinstance(axis, CategoricalDistribution)}
-        for name in self.axes.keys() - choices.keys():
-            raise UserError(f"{self.path}: space.{name} is a range; a grid needs a list of values")
-        return [dict(zip(choices, point, strict=True)) for point in itertools.product(*choices.values())]
+        choices = []
+        for name, axis in self.axes.items():
+            if not isinstance(axis, CategoricalDistribution):
+                raise UserError(f"{self.path}: space.{name} is a range; a grid needs a list of values")
+            choices.append(axis.choices)
+        return [dict(zip(self.axes, point, strict=True)) for point in itertools.product(*choices)]
 
     def sampler(self, number: int) -> BaseSampler:
         """The sampler of one trial, seeded by its number: processes that share a sweep draw different trials."""

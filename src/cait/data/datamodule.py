@@ -244,8 +244,10 @@ class ImageNetDataModule(LightningDataModule):
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
-        source, is_first = self.source, self.rank_and_world()[0] == 0
-        if self.validation_path and is_first and isinstance(source, FolderSource) and source.holds_out:
+        source = self.source
+        if self.validation_path is None or self.rank_and_world()[0] > 0:
+            return
+        if isinstance(source, FolderSource) and source.holds_out:
             rows = [(below(self.root, path), self.label_names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
 

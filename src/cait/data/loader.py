@@ -228,12 +228,14 @@ class Loader(DataLoader[Any]):
 
 
 def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
+    if workers == 0:
+        return {}
     return dict(
         num_workers=workers,
-        multiprocessing_context=START if workers else None,
+        multiprocessing_context=START,
         worker_init_fn=partial(init_worker, under_trainer=under_trainer),
-        prefetch_factor=READY if workers else None,
-        persistent_workers=workers > 0,
+        prefetch_factor=READY,
+        persistent_workers=True,
     )
 
 

@@ -297,10 +297,11 @@ class UnreadableImages:
         self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            head = [] if self.path.exists() else [HEADER]  # two processes may both begin the file
+            row = [image, reason]
+            rows = [row] if self.path.exists() else [HEADER, row]  # two processes may both begin the file
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", **TABLE) as file:
-                csv.writer(file).writerows([*head, [image, reason]])
+                csv.writer(file).writerows(rows)
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")

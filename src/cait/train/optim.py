@@ -82,7 +82,8 @@ class OptimizerSettings:
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
             for index, moments in state["state"].items():
-                moments |= {key: _laid_out_as(parameters[index], value) for key, value in moments.items()}
+                for key, value in moments.items():
+                    moments[key] = _laid_out_as(parameters[index], value)
 
 
 def _laid_out_as(parameter: Tensor, value: Any) -> Any:

@@ -162,12 +162,18 @@ class Trial:
         """Seconds since the command."""
         return time.monotonic() - self.program.begun
 
+    @staticmethod
+    def _built(held: Settings, size: int = 128) -> Any:
+        """The network for images of `size` pixels, with a head of two classes."""
+        settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
+        return group(NetworkSettings, settings).build()
+
     def check(self, held: Settings) -> None:
         """Raise UserError if the weights are of another network than the settings name."""
         model, network = nested(held).get("model", {}), None
         name = model.get("name", "xxs24")
         with quietly():
-            network = group(NetworkSettings, model | {"img_size": 128, "num_classes": 2}).build()
+            network = self._built(held)
         if network is None:  # which the run reports
             return
         try:
@@ -179,15 +185,13 @@ class Trial:
     @quietly()
     def has_depthwise(self, held: Settings) -> bool:
         """Whether the network has convolutions of single channels."""
-        network = group(NetworkSettings, nested(held).get("model", {}) | {"img_size": 128, "num_classes": 2}).build()
-        convolutions = (part for part in network.modules() if isinstance(part, nn.Conv2d))
+        convolutions = (part for part in self._built(held).modules() if isinstance(part, nn.Conv2d))
         return any(part.groups == part.in_channels > 1 for part in convolutions)
 
     @quietly()
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
-        settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
-        network = group(NetworkSettings, settings).build()
+        network = self._built(held, size)
         names = ("accelerator", "precision")
         chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
         # Of one device, also in a process that torchrun has started.
