@@ -28,6 +28,8 @@ KINDS = {
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields are settings of "data" or "model"; '
     'or {"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
+    "TIMM_FIELDS": 'dict[str, str]: {"name": "module:function"}: fields of timm networks; the function is called with '
+    "the network, the value and the shape of an image, and returns a network",
     "add_settings": "(line, program): adds settings to a command line before it is parsed; see cait.cli.options.Line",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(module, data) -> list[Callback]: what decides how steps are computed, also when repeated",

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from cait import references
+from cait import plugins, references
 from cait.errors import UserError, did_you_mean, tell_once, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
@@ -186,7 +186,13 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     for field in NOT_FIELDS:
         if field in arguments:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
-    return in_channels_last(_made("timm:create_model", arguments, entry))
+    shape = arguments.get("in_chans", 3), arguments["img_size"], arguments["img_size"]
+    added = {field: path for field, path in plugins.by_name("TIMM_FIELDS").items() if field in arguments}
+    values = {field: arguments.pop(field) for field in added}
+    network = _made("timm:create_model", arguments, entry)
+    for field, path in added.items():
+        network = references.locate(path)(network, values[field], shape)
+    return in_channels_last(network)
 
 
 def _made(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:

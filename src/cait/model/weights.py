@@ -202,7 +202,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
-        if any(key not in state or len(state[key]) != len(weights[key]) for key in heads):
+        if any(key not in state or state[key].shape != weights[key].shape for key in heads):
             notes.append(HEAD_ANEW)
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
@@ -255,15 +255,23 @@ def classifier_keys(network: Any) -> list[str]:
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
 
 
+def lower_keys(network: Any, share: float) -> set[str]:
+    """Names of the parameters in this share of the layers, from the images on, that a `group_matcher` tells apart."""
+    from timm.models import group_parameters
+
+    layers = group_parameters(network, network.group_matcher(), reverse=True)
+    return {key for key, number in layers.items() if number < share * max(layers.values())}
+
+
 def _fit(network: Any, state: StateDict) -> list[str]:
     """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
     if hasattr(network, "fit_weights"):
         return network.fit_weights(state)
-    place = type(network).__module__
-    if not place.startswith("timm.models.") or not hasattr(sys.modules[place], "checkpoint_filter_fn"):
+    places = [kind.__module__ for kind in type(network).__mro__ if kind.__module__.startswith("timm.models.")]
+    if not places or not hasattr(sys.modules[places[0]], "checkpoint_filter_fn"):
         return []
     with torch.no_grad():
-        fitted = sys.modules[place].checkpoint_filter_fn(dict(state), network)
+        fitted = sys.modules[places[0]].checkpoint_filter_fn(dict(state), network)
     notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
     state.clear()
     state.update(fitted)

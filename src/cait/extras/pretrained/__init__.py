@@ -13,6 +13,7 @@ VERBS = {
     )
 }
 GROUPS = {"model": "cait.extras.pretrained.freeze:FreezeSettings"}
+TIMM_FIELDS = {"intermediates": "cait.extras.pretrained.intermediates:see_intermediates"}
 SETTINGS = [
     Setting(
         "baselines",

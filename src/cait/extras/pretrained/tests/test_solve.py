@@ -1,5 +1,6 @@
 """A run from weights: its head is solved, validated as step 0, and resumed from there."""
 
+import json
 import os
 import re
 import shutil
@@ -101,6 +102,23 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     main(["resume", "cut"])
     assert same(checkpoint(Path("logs/cut"))["state_dict"], checkpoint(whole)["state_dict"])
     assert rows(Path("logs/cut")) == rows(whole)
+
+
+def test_a_head_that_sees_every_stage_is_one_network_for_every_verb(
+    digits: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--model.name={NET}", "--model.weights=net.pth", "--model.fields.intermediates=true", "--ema.decay=0.9"]
+    run = fit(digits, "run", *given)
+    main(["eval", "run", "--output=scores.json"])
+    scores = json.loads(Path("scores.json").read_text())
+    best = max(rows(run), key=lambda row: float(row["val/acc1"] or 0))
+    assert max(scores[kind]["acc1"] for kind in ("raw", "ema")) >= float(best["val/acc1"]) - 1e-3
+    capsys.readouterr()
+    main(["export", "run", "--format=onnx"])
+    assert 0 <= float(capsys.readouterr().out.splitlines()[-1].split()[6]) <= 1e-5
+    with pytest.raises(SystemExit):
+        main(["export", "run"])
+    assert "timm does not know EfficientNet: timm takes CaiT as published" in capsys.readouterr().err
 
 
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(

@@ -1,0 +1,50 @@
+"""A head that sees every stage of a timm network: `--model.fields.intermediates true`.
+
+Of images unlike those that the weights were trained on, earlier stages tell what the last no longer holds ("Head2Toe:
+Utilizing Intermediate Representations for Better Transfer Learning", Evci et al., ICML 2022).
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cait.errors import UserError
+from cait.model.network import in_evaluation
+
+
+class SeesIntermediates:
+    """Comes before the class of a timm network, whose weights keep their names; its head is wider."""
+
+    def intermediates(self: Any, images: Tensor) -> Tensor:
+        """[B, D] of images [B, C, S, S]: the means of what the stages give, then what the head saw before."""
+        has_more = "extra_blocks" in inspect.signature(self.forward_intermediates).parameters  # than a stage per size
+        last, stages = self.forward_intermediates(images, **({"extra_blocks": True} if has_more else {}))
+        return torch.cat([*(stage.mean((2, 3)) for stage in stages), self.forward_head(last, pre_logits=True)], dim=1)
+
+    def forward(self: Any, images: Tensor) -> Tensor:
+        return self.get_classifier()(self.intermediates(images))
+
+
+def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.Module:
+    """Have the head of a timm network for images of `shape` [C, S, S] see its intermediates, if that `is_asked`.
+
+    The head is a new one. Raises UserError if the network does not give them, or its head is not one linear layer.
+    """
+    if not isinstance(is_asked, bool):
+        raise UserError(f"intermediates must be true or false, got {is_asked!r}")
+    if not is_asked:
+        return network
+    kind, head = type(network), network.get_classifier()
+    if not isinstance(head, nn.Linear):
+        raise UserError(f"{kind.__name__} does not end in one linear layer, which is to see its intermediates")
+    if not hasattr(kind, "forward_intermediates"):
+        raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
+    network.__class__ = type(kind.__name__, (SeesIntermediates, kind), {"__module__": __name__})
+    with in_evaluation(network), torch.no_grad():
+        width = network.intermediates(torch.zeros(1, *shape)).shape[1]
+    place = next(name for name, part in network.named_modules() if part is head)
+    network.set_submodule(place, nn.Linear(width, head.out_features))
+    return network
