@@ -68,7 +68,7 @@ class Baselines(Callback):
         metric, run, how = _of_run(trainer)
         signals = [each.signals for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         rows = []
-        is_probe = bool(pl_module.hparams.get("freeze")) and trainer.global_step == 0
+        is_probe = pl_module.hparams.get("freeze") is True and trainer.global_step == 0
         if is_probe:  # its solved head is all that it has learned
             how += ", a linear probe on the network's features"
         for row in scores(train, val, data.num_classes, is_probe):

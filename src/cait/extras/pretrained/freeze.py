@@ -1,4 +1,4 @@
-"""Hold all of a network but its head, or the statistics of BatchNorm, as they are while the rest trains."""
+"""Hold all of a network but its head, its lower layers, or the statistics of BatchNorm, while the rest trains."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ from cait.errors import UserError
 class FreezeSettings:
     """What keeps the weights that training starts from."""
 
-    freeze: bool = False
-    """Train the head alone. The rest computes as in evaluation, without stochastic depth, and its BatchNorm statistics
-    stay."""
+    freeze: bool | float = False
+    """True: train the head alone. A number: hold this share of the layers, from the images on, as timm counts them. The
+    rest computes as in evaluation, without stochastic depth, and its BatchNorm statistics stay."""
     freeze_norm: bool = False
     """BatchNorm keeps the statistics that the weights came with: it computes as in evaluation. Its scale and shift
     train."""
@@ -26,6 +26,10 @@ class FreezeSettings:
     """If the run starts from weights and its head is new, solve the head on the features of the training images before
     the first step, and validate it as step 0. With `freeze` the run is done then. A recipe chosen for a folder sets
     it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.freeze, bool) and not 0 < self.freeze < 1:
+            raise UserError(f"freeze must be true, false, or a share of the layers below 1, got {self.freeze:g}")
 
 
 class Freeze(Callback):
@@ -35,22 +39,31 @@ class Freeze(Callback):
         self.held: list[nn.Module] = []
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Freeze all but the head. The network has been built, and its weights, shards and optimizer come later."""
-        if stage != "fit" or not pl_module.hparams.get("freeze"):
+        """Freeze parameters. The network has been built, and its weights, shards and optimizer come later."""
+        freeze = pl_module.hparams.get("freeze")
+        if stage != "fit" or not freeze:
             return
-        from cait.model.weights import classifier_keys  # here, because runs that freeze nothing do not load it
+        from cait.model.weights import classifier_keys, lower_keys  # here, because other runs do not load it
 
-        trained = classifier_keys(pl_module.model)
-        if not trained:
-            raise UserError(f"{pl_module.name} has no classifier, which model.freeze needs: give it get_classifier()")
-        for key, weight in pl_module.model.named_parameters():
-            if key not in trained:
-                weight.requires_grad_(False)
+        network, name = pl_module.model, pl_module.name
+        if freeze is True:
+            if not (trained := classifier_keys(network)):
+                raise UserError(f"{name} has no classifier, which model.freeze needs: give it get_classifier()")
+            held = {key for key, _ in network.named_parameters()}.difference(trained)
+        elif hasattr(network, "group_matcher"):
+            held = lower_keys(network, freeze)
+        else:
+            raise UserError(f"{name} names no layers, which model.freeze {freeze:g} needs: give it group_matcher()")
+        for key in held:
+            network.get_parameter(key).requires_grad_(False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         parts, start = list(pl_module.model.modules()), pl_module.initial_weights
-        if pl_module.hparams.get("freeze"):
-            self.held += [part for part in parts if not any(weight.requires_grad for weight in part.parameters())]
+        if freeze := pl_module.hparams.get("freeze"):
+            for part in parts:
+                trains = [weight.requires_grad for weight in part.parameters()]
+                if not any(trains) and (trains or freeze is True):  # a Dropout above the lower layers goes on
+                    self.held.append(part)
         if pl_module.hparams.get("freeze_norm"):
             self.held += [part for part in parts if isinstance(part, _BatchNorm)]
         has_weights = trainer.ckpt_path or start.weights or start.pretrained

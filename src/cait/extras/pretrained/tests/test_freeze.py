@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader
 
+from cait.errors import UserError
 from cait.extras.pretrained.freeze import Freeze
 from cait.train.module import CaiTModule
 
@@ -134,3 +135,36 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     second = trained(module(), [(images, labels)] * 2, tmp_path, tmp_path / "half.ckpt", max_epochs=2)
     assert all(torch.equal(value, after[name]) for name, value in second.model.state_dict().items())
+
+
+def test_a_share_of_the_layers_stays_and_the_rest_trains(tmp_path: Path) -> None:
+    """Of 17 layers of timm's, a stem, 16 blocks and a head, a third are the stem and the blocks of three stages."""
+    images = torch.randn(4, 3, 32, 32)
+    how: dict = dict(name="timm/tf_efficientnet_lite0", img_size=32, num_classes=5, lr_base_size=None, warmup_epochs=0)
+    module = CaiTModule(**how, lr=0.01, drop_path_rate=0.5, freeze=0.33)
+    before = {name: value.clone() for name, value in module.model.state_dict().items()}
+    training: list[bool] = []
+    parts = [module.model.blocks[2], module.model.blocks[3][1].drop_path]
+    for part in parts:
+        part.register_forward_hook(lambda part, *_: training.append(part.training))
+    trained(module, [(images, torch.arange(4))] * 2, tmp_path, max_epochs=1)
+    assert training[-2:] == [False, True]
+    after = module.model.state_dict()
+    stayed = {name for name in after if torch.equal(before[name], after[name])}
+    assert stayed == {
+        name for name in after if name.startswith(("conv_stem", "bn1", "blocks.0", "blocks.1", "blocks.2"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"freeze": 1.5}, "freeze must be true, false, or a share of the layers below 1, got 1.5"),
+        ({"freeze": 0.5, "name": f"{__name__}:Normed"}, "names no layers, which model.freeze 0.5 needs"),
+    ],
+)
+def test_shares_that_cannot_be_held_are_refused(settings: dict, words: str, tmp_path: Path) -> None:
+    images, labels = digits()
+    how: dict = {"name": "timm/test_resnet", "img_size": 8, "num_classes": 10} | settings
+    with pytest.raises(UserError, match=words):
+        trained(CaiTModule(**how), [(images[:8], labels[:8])], tmp_path, max_epochs=1)
