@@ -65,29 +65,6 @@ def test_true_precisions_train_and_score_the_data_modules_batches(precision: str
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
 
 
-def test_an_average_with_the_initial_weights_is_half_way_also_after_a_resume(tmp_path: Path) -> None:
-    """WiSE-FT: the mean of the weights before the first step and of those now, in whichever process."""
-    how: dict = dict(lr=1e-2, warmup_epochs=0, schedule="constant", name="timm/test_resnet", fields=None)
-    first = deepcopy((net := module(**how)).model.state_dict())
-    fit = trainer(max_epochs=1, callbacks=[EMA(0.5, initial=True)])
-    fit.fit(net, loader(), loader(8))
-    fit.save_checkpoint(tmp_path / "x.ckpt")
-    again = trainer(max_epochs=3, callbacks=[ema := EMA(0.5, initial=True)])
-    again.fit(net := module(**how), loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
-    assert ema.average is not None
-    raw, average = net.model.state_dict(), ema.average.state_dict()
-    for name in average:
-        if raw[name].is_floating_point():
-            torch.testing.assert_close(average[name], (first[name] + raw[name]) / 2)
-    assert len([name for name in average if not torch.allclose(first[name], raw[name])]) > len(average) / 2
-    assert again.callback_metrics["val_ema/loss"] != again.callback_metrics["val/loss"]
-    (plain := trainer(max_epochs=1, callbacks=[EMA(0.5)])).fit(module(**how), loader(), loader(8))
-    plain.save_checkpoint(tmp_path / "plain.ckpt")
-    late = trainer(max_epochs=2, callbacks=[EMA(0.5, initial=True)])
-    with pytest.raises(UserError, match=r"plain\.ckpt does not hold the weights that its run started from"):
-        late.fit(module(**how), loader(), loader(8), ckpt_path=tmp_path / "plain.ckpt")
-
-
 def test_all_processes_score_the_statistics_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has counted its own images; the checkpoint has the average of process 0."""
     ema = EMA(decay=0.9)

@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("decay", "precision", "metric", "verbs"),
     [
         (".9999", "bf16-mixed", "val/acc1", QUICK),
-        *slow((".5 --ema.initial=true", "bf16-true", None, QUICK), (".9999", "32", None, QUICK)),
+        *slow((".5", "bf16-true", None, QUICK), (".9999", "32", None, QUICK)),
         *slow(("null", "bf16-mixed", None, None), (".5", "bf16-mixed", None, None)),
     ],
 )

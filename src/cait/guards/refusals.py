@@ -54,7 +54,6 @@ NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
         "model.distillation model.teacher",
         lambda how, teacher: how == "none" or teacher.endswith(".ckpt"),
     ),
-    "ema.initial": ("--ema.decay", "ema.decay", lambda of: of is None),
     "model.weights_ema": ("--model.weights", "model.weights", lambda of: not of),
     "model.warmup_lr": ("a warm-up", "model.warmup_epochs", lambda of: not of),
     "model.min_lr": ("--model.schedule cosine", "model.schedule", lambda of: of != "cosine"),

@@ -17,8 +17,6 @@ from cait.errors import UserError, one_line
 from cait.model import network
 from cait.settings import check_range
 
-INITIAL = "initial_weights"
-"""Key among the states of callbacks of the weights that `EMA` with `initial` started from."""
 NEAR = 0.95
 """A moving average with less than this share of the raw weights' accuracy is far behind."""
 
@@ -47,23 +45,17 @@ class EMA(Callback):
     kept in float32 at least. Nothing is ever swapped: every other part sees the raw weights.
     By default it chooses best.ckpt, and verbs then use it, see `cait.ckpt.uses_average`.
 
-    With `initial` it is decay · (weights before the first step) + (1 - decay) · (weights now): WiSE-FT, "Robust
-    fine-tuning of zero-shot models", Wortsman et al., CVPR 2022, arXiv 2109.01903.
-
     Args:
         decay: share of the average that each step keeps; None turns the average off.
-        initial: average with the weights that the run started from, in place of the last average.
     """
 
-    def __init__(self, decay: float | None = None, initial: bool = False) -> None:
-        self.decay, self.initial = decay, initial
+    def __init__(self, decay: float | None = None) -> None:
+        self.decay = decay
         check_range(self, "[0, 1)", "decay")
         self.average: nn.Module | None = None
         self.logits: Tensor | None = None
         """The average's logits of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
-        self._first: dict[str, Any] = {}
-        """The initial weights, if they count."""
         self._last_step = 0
 
     @classmethod
@@ -99,8 +91,6 @@ class EMA(Callback):
         to_dtype = None if dtype == pl_module.dtype else dtype
         self._averaging = ModelEmaV3(averaged, self.decay, dtype=to_dtype, foreach=not is_mixed)
         self.average = self._averaging.module.requires_grad_(False)
-        if self.initial and not self._first:
-            self._first = {name: value.clone() for name, value in self.average.state_dict().items()}
         if self._loaded:
             try:
                 self.average.load_state_dict(self._loaded)
@@ -116,8 +106,6 @@ class EMA(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
-            if self.initial:
-                self.average.load_state_dict(self._first)
             self._averaging.update(pl_module.model)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
@@ -135,25 +123,16 @@ class EMA(Callback):
         """Say so if the average is far behind: its decay is too large for so few steps."""
         name, scored = pl_module.task.metric, trainer.callback_metrics
         raw, average = (float(scored.get(f"{part}/{name}", math.nan)) for part in (ckpt.VAL, ckpt.VAL_EMA))
-        if self.decay is not None and not self.initial and average < NEAR * raw:
+        if self.decay is not None and average < NEAR * raw:
             figures = f"{name} is {average:.4g}, of the raw weights {raw:.4g}"
             rank_zero_info(f"warning: the moving average is far behind: {figures}; take a smaller --ema.decay")
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        if self._first:
-            checkpoint["callbacks"][INITIAL] = self._first
-
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             self.average, self._loaded = None, {}  # those of the weights that were scored before
-        elif self.initial:
-            self._first = checkpoint["callbacks"].get(INITIAL, {})
-            if not self._first and self.decay is not None:
-                lacks = f"{trainer.ckpt_path} does not hold the weights that its run started from"
-                raise UserError(f"--ema.initial true: {lacks}; take it from the first step on")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
