@@ -26,6 +26,7 @@ from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.frames import thumbnail
 from cait.model.network import InitialWeights, NetworkSettings
+from cait.model.weights import HEAD_ANEW, lower_keys
 from cait.run.program import Program
 from cait.settings import group, nested
 
@@ -163,41 +164,46 @@ class Trial:
         return time.monotonic() - self.program.begun
 
     @staticmethod
-    def _built(held: Settings, size: int = 128) -> Any:
-        """The network for images of `size` pixels, with a head of two classes."""
-        settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": 2}
+    @quietly()
+    def built(held: Settings, size: int = 128, classes: int = 2) -> Any:
+        """The network for images of `size` pixels and so many classes; None if it cannot be built."""
+        settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": classes}
         return group(NetworkSettings, settings).build()
 
-    def check(self, held: Settings) -> None:
-        """Raise UserError if the weights are of another network than the settings name."""
-        model, network = nested(held).get("model", {}), None
+    def takes_head(self, held: Settings, classes: int) -> bool:
+        """Whether the weights have a head for so many classes, which is kept.
+
+        Raises UserError if they are of another network than the settings name.
+        """
+        model, network = nested(held).get("model", {}), self.built(held, classes=classes)
         name = model.get("name", "xxs24")
-        with quietly():
-            network = self._built(held)
         if network is None:  # which the run reports
-            return
+            return False
         try:
             with warnings.catch_warnings(action="ignore"):
-                group(InitialWeights, model).load(network, name)
+                return HEAD_ANEW not in group(InitialWeights, model).load(network, name)
         except UserError as error:
             raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
-    @quietly()
     def has_depthwise(self, held: Settings) -> bool:
         """Whether the network has convolutions of single channels."""
-        convolutions = (part for part in self._built(held).modules() if isinstance(part, nn.Conv2d))
+        network = self.built(held) or nn.Identity()
+        convolutions = (part for part in network.modules() if isinstance(part, nn.Conv2d))
         return any(part.groups == part.in_channels > 1 for part in convolutions)
 
     @quietly()
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
-        network = self._built(held, size)
+        network = self.built(held, size)
         names = ("accelerator", "precision")
         chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
         # Of one device, also in a process that torchrun has started.
         trainer = Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)
         device = trainer.strategy.root_device
         network.to(device).train()
+        if is_share(freeze := held.get("model.freeze", False)):
+            for key in lower_keys(network, freeze):
+                network.get_parameter(key).requires_grad_(False)
         fastest, start = math.inf, time.monotonic()
         for place, count in enumerate(TRIES):
             images = torch.zeros(count, held.get(CHANNELS, 3), size, size, device=device)
@@ -210,6 +216,11 @@ class Trial:
             if place % 2 and time.monotonic() - start > LIMIT:
                 break
         return fastest
+
+
+def is_share(freeze: Any) -> bool:
+    """Whether `model.freeze` holds a share of the layers."""
+    return isinstance(freeze, float)
 
 
 def devices_of(held: Settings) -> int:

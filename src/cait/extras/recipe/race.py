@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cait import disk
 from cait.extras.features import BATCH, evenly, extract
 from cait.extras.recipe.rules import Recipe
+from cait.extras.recipe.weights import INTERMEDIATES
 from cait.plugins import Run
 from cait.run import rundir
 from cait.run.checkpoints import LastCheckpoint
@@ -39,7 +40,7 @@ PLAIN = 1 / 2
 """The part of its share after which a run from scratch with less than half of the head's figure has lost."""
 
 OF_WEIGHTS = {"model.name", "model.weights", "model.weights_ema", "model.pretrained"}
-OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head", "ema.initial"}
+OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head", INTERMEDIATES}
 """Settings that a run from scratch does not take of those which are given."""
 PLACE = {"run_name", "ckpt_path", "trainer.default_root_dir", "race"}
 LENGTH = {"trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}
@@ -64,7 +65,8 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
     if why:
         recipe.note("race", f"none, because {why}")
     else:
-        held = scratch.held | {"baselines": recipe.held.get("baselines", False)}
+        alike = {"baselines": False, "best_metric": None}
+        held = scratch.held | {name: recipe.held.get(name, usual) for name, usual in alike.items()}
         recipe.take("race", {"seconds": seconds, "settings": nested(held)} | ({} if is_asked else {"unlike": UNLIKE}))
         where = "" if is_asked else " where the images are unlike those of the weights"
         recipe.note("race", f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it{where}")

@@ -9,9 +9,21 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
-from cait.extras.recipe.weights import Weights
+from cait.extras.recipe.figures import (
+    EPOCH,
+    OVERHEAD,
+    SETUP,
+    Machine,
+    Settings,
+    Survey,
+    Trial,
+    devices_of,
+    is_share,
+    most_epochs,
+)
+from cait.extras.recipe.weights import INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
+from cait.references import TIMM
 from cait.train.metrics import metric_of_best
 
 SMALL = 64
@@ -20,6 +32,8 @@ SIZES = (224, 192, 160, 128, 96, 64)
 """Sizes that networks other than the recipe's own may see, in pixels."""
 LEAST = 128
 """The least size for weights, to which smaller ones are enlarged: at 96 features lose more than epochs gain."""
+LOWER = 0.33
+"""The share of the layers that stays in a run from weights on a CPU; without gradients they take less than half."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 UNMIXED: dict[str, Any] = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
@@ -30,7 +44,7 @@ STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
-square root a network learns to leave out a rare class."""
+square root a network learns to leave out a rare class, but not a head that is solved."""
 
 
 class Recipe:
@@ -83,7 +97,7 @@ def choose(
     recipe = Recipe(given, weights, minutes)
     if weights is not None:
         recipe.take_all(weights.settings)
-        measure.check(recipe.held)
+        transfer(machine, recipe, measure, measure.takes_head(recipe.held, len(folder.counts)))
         recipe.note("weights", weights.name)
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if count < FEW:
@@ -98,6 +112,16 @@ def choose(
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
+
+
+def transfer(machine: Machine, recipe: Recipe, measure: Trial, takes_head: bool) -> None:
+    """A new head of a timm network sees every stage. On a CPU the lower layers stay, for twice as many steps."""
+    if not recipe.solves_head or not recipe.held.get("model.name", "").startswith(TIMM):
+        return
+    if not takes_head and measure.built(recipe.held | {INTERMEDIATES: True}) is not None:
+        recipe.take(INTERMEDIATES, True)
+    if not machine.gpus and hasattr(measure.built(recipe.held), "group_matcher"):
+        recipe.take("model.freeze", LOWER)
 
 
 def precision(machine: Machine, recipe: Recipe, measure: Trial) -> None:
@@ -132,35 +156,37 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     """The largest size with which enough epochs fit, or the smallest that the network takes.
 
     Weights have seen large images. Their features of small ones are worse, which more epochs do not make good, so these
-    are enlarged, to twice their size. A head that is solved needs one pass without gradients, a third of an epoch.
+    are enlarged, to twice their size. From `LEAST` on, more epochs gain more than larger images, until all have run. A
+    head that is solved needs one pass without gradients, a third of an epoch.
     """
     least, most, enough = SIZES[-1], folder.side, 25.0
     if recipe.weights:
         least, most = LEAST, 2 * folder.side
-        enough = 1 / 3 if recipe.trains_head_alone else 3.0
+        enough = 1 / 3 if recipe.trains_head_alone else float(most_epochs(True, 1))
     time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
-    fitting: dict[int, float] = {}
-    for size in SIZES:
+    found: int | None = None
+    for size in sorted(SIZES):
         is_of_use = least <= size <= max(least, most)
-        if is_of_use and (seconds := measure.step(recipe.held, size)) is not None:
-            recipe.image = seconds
-            fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
-            if fitting[size] >= enough:
-                return size, f"the largest at which {math.ceil(enough)} epochs fit"
-    if not fitting:
+        if not is_of_use or (seconds := measure.step(recipe.held, size)) is None:
+            continue
+        fitting = max(time, 6 * recipe.minutes) / (seconds * folder.images)
+        if found is None and recipe.solves_head and fitting < 1:
+            leave_at_head(recipe, fitting)
+            enough = 1 / 3
+        if found is not None and fitting < enough:
+            break
+        found, recipe.image, is_enough = size, seconds, fitting >= enough
+    if found is None:
         return SIZES[0], "the usual size: the network cannot be measured"
-    smallest = min(fitting)
-    if recipe.solves_head and fitting[smallest] < 1:
-        leave_at_head(recipe, fitting[smallest])
-        solvable = [size for size in fitting if fitting[size] >= 1 / 3]
-        return max(solvable, default=smallest), "enough for the head"
-    return smallest, "the smallest that the network takes"
+    if recipe.trains_head_alone:
+        return found, "enough for the head"
+    return found, f"the largest at which {enough:g} epochs fit" if is_enough else "the smallest that the network takes"
 
 
 def leave_at_head(recipe: Recipe, fitting: float) -> None:
     """Train nothing but the head, because less than an epoch of the rest fits."""
-    if "model.freeze" not in recipe.held:
-        recipe.take("model.freeze", True)
+    if "model.freeze" not in recipe.given and not recipe.trains_head_alone:
+        recipe.held["model.freeze"] = True
         more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
         recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
 
@@ -252,12 +278,11 @@ def optimize(recipe: Recipe) -> None:
     if recipe.solves_head:
         recipe.take("model.solve_head", True)
         recipe.take("model.freeze_norm", True)
-        rate, note = 3e-4, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
+        head = "the head, which sees every stage," if recipe.held.get(INTERMEDIATES) else "the head"
+        stays = "the lower layers and BatchNorm" if is_share(recipe.held.get("model.freeze")) else "BatchNorm"
+        rate, note = 3e-4, f"{head} is solved first; then AdamW at RATE, {stays} as the weights have it"
         if recipe.trains_head_alone:
             note = "none: the head is solved"
-        elif "ema.decay" not in recipe.given:
-            recipe.take_all({"ema.decay": 0.5, "ema.initial": True})
-            recipe.note("average", "half way between the solved head with the weights as they came, and those of now")
     elif recipe.weights:
         recipe.take("model.layer_decay", 0.75)
         rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
@@ -279,10 +304,11 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
     measured = recipe.image or measure.step(recipe.held, recipe.held["data.img_size"]) or 0.01
     image = OVERHEAD * measured / devices_of(recipe.held)
-    of_head = folder.images * image / 3 if recipe.solves_head else 0.0  # its features need no backward pass
+    forward = image / (2 if is_share(recipe.held.get("model.freeze")) else 3)  # lower layers go forward alone
+    of_head = folder.images * forward if recipe.solves_head else 0.0
     start = measure.begun() + SETUP + of_head
     scored = 1 if recipe.held.get("ema.decay") is None else 2  # the average too
-    epoch, validation = folder.images * image + EPOCH, scored * folder.val * image / 3
+    epoch, validation = folder.images * image + EPOCH, scored * folder.val * forward
     fitting = max(60 * recipe.minutes - start, 20 * recipe.minutes) / (epoch + min(validation, 0.18 * epoch))
     is_planned = "trainer.max_epochs" not in recipe.given
     if fitting < 1 and recipe.solves_head:
@@ -311,14 +337,18 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
 
 
 def balance(folder: Survey, recipe: Recipe) -> None:
-    """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
+    """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch.
+
+    Not from a solved head, which knows rare classes from the start: the mean over so few images of theirs is noise.
+    """
     per_class = recipe.take("model.per_class", True)
     weighted = folder.several is not None or recipe.held.get("model.class_weights") is not None
     if folder.unevenness < UNEVEN or weighted:
         return
-    how = recipe.take("data.balance", "sqrt" if folder.unevenness < RARE else "full")
+    is_mild = folder.unevenness < RARE or recipe.solves_head
+    how = recipe.take("data.balance", "sqrt" if is_mild else "full")
     has_average = recipe.held.get("ema.decay") is not None
-    if per_class is True:
+    if per_class is True and not recipe.solves_head:
         recipe.take("best_metric", metric_of_best(None, "acc1_macro", has_average))
     counts = folder.counts.values()
     chosen = f"best.ckpt is chosen by {metric_of_best(recipe.held.get('best_metric'), 'acc1', has_average)}"

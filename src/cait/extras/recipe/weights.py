@@ -16,6 +16,8 @@ from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_conf
 from cait.references import TIMM
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
+INTERMEDIATES = "model.fields.intermediates"
+"""Whether the head of a timm network sees all stages, a field that the extra `pretrained` adds."""
 WAIT = 3.0
 """Seconds that the hub has to answer."""
 ON_CPU, ON_GPU = "timm/tf_efficientnet_lite0.in1k", "xxs24"
@@ -45,7 +47,7 @@ def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[We
     if source == "none" or "model.pretrained" in given:
         return None, ""
     fields = {name for name in given if name.startswith("model.fields.")}
-    if changing := fields - {"model.fields.in_chans"}:
+    if changing := fields - {"model.fields.in_chans", INTERMEDIATES}:
         return None, f"none, because --{min(changing)} changes the network"
     try:
         return published(given, has_gpu), ""

@@ -164,7 +164,7 @@ def test_a_process_that_lightning_starts_asks_nobody(
     asked: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(arguments.CHOSEN, "{}")
-    measures = {"check": no, "step": no, "has_depthwise": no, "begun": lambda: 0.0}
+    measures = {"takes_head": no, "step": no, "has_depthwise": no, "built": no, "begun": lambda: 0.0}
     monkeypatch.setattr(arguments, "Trial", lambda _: SimpleNamespace(**measures))
     line = Line("fit", [])
     arguments.add_recipe(line, Program())

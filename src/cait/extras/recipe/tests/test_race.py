@@ -69,7 +69,7 @@ def write(
     scratch = settings({"name": "xxs24", "fields": fields, "lr": 6e-3, "optimizer": "muon"}, 8)
     start = {"name": "timm/test_efficientnet", "weights": weights, "solve_head": True, "freeze_norm": True, "lr": 1e-4}
     raced = seconds and {"seconds": seconds, "settings": scratch, "unlike": unlike}
-    whole = settings(start, 32, race=raced, ema={"decay": 0.5, "initial": True})
+    whole = settings(start, 32, race=raced)
     if killed_at is not None:
         leaves = {"class_path": "recorder.LeavesOnce", "init_args": {"step": killed_at}}
         whole["trainer"] = scratch["trainer"] = COMMON["trainer"] | {"callbacks": [leaves]}
@@ -113,7 +113,7 @@ def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: py
 @pytest.mark.slow
 def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
     write("blind.pth", MUCH, 12)
-    given = ["--data.batch_size=10", "--model.freeze_norm=false", "--ema.initial=true"]  # the last two of weights
+    given = ["--data.batch_size=10", "--model.freeze_norm=false"]  # the last of weights
     with pytest.raises(SystemExit):
         main(["fit", "--config=race.yaml", "--run_name=cut", *given])
     assert yaml.safe_load(Path("logs/cut/scratch/config.yaml").read_text())["data"]["batch_size"] == 10
