@@ -45,13 +45,13 @@ class Situation(NamedTuple):
 
 FACTORS: dict[str, Sequence[str]] = {
     "images": ("folders", "held out", "named", "table", "groups", "several", "own"),
-    "network": ("cait", "batchnorm", "own", "solved", "frozen"),
+    "network": ("cait", "batchnorm", "own", "solved", "frozen", "lower"),
     "weights": ("none", "file", "run"),
     "resumed": ("no", "amid", "extended", "grown"),
     "mode": ("color", "gray", "16 bit", "transparent", "planes"),
     "place": ("absolute", "dot", "spaces", "accents"),
     "devices": ("1", "2", "3", "launcher"),  # which starts two, whatever the settings say
-    "average": ("none", "0.9", "0.9999", "initial"),
+    "average": ("none", "0.9", "0.9999"),
     "precision": ("32", "bf16-mixed"),
     "weighting": ("none", "balance", "class_weights"),
     "batch": ("4", "10"),  # of 48 images to train on: one divides them, the other does not
@@ -76,7 +76,7 @@ SENSELESS: list[tuple[str, dict[str, set[str]]]] = [
     ("a teacher judges one class per image", {"images": {"several"}, "teacher": {"run", "renamed"}}),
     ("so there is none with class_weights", {"weighting": {"class_weights"}, "teacher": {"run", "renamed"}}),
     ("a head is solved on the features of weights", {"network": {"solved"}, "weights": {"none"}}),
-    ("what is frozen came from weights", {"network": {"frozen"}, "weights": {"none"}}),
+    ("what is frozen came from weights", {"network": {"frozen", "lower"}, "weights": {"none"}}),
 ]
 """Values that are not combined, and why."""
 
@@ -261,6 +261,7 @@ TIMMS, TIMMS_FIELDS = "test_efficientnet", "{output_stride: 8}"
 """A network with BatchNorm. At its own stride a map has one pixel, at which PyTorch's gradient of a convolution in
 bfloat16 reads memory that oneDNN has not written: other bits, and at times NaN, in a plain loop too."""
 NETWORKS = {"cait": ("xxs24", FIELDS), "own": ("own_things:Net", "null")}
+NETWORKS["solved"] = (f"timm/{TIMMS}", "{output_stride: 8, intermediates: true}")
 
 
 def make(folder: Path, situation: Situation) -> Made:
@@ -307,9 +308,7 @@ def _arguments(made: Made) -> Iterator[str]:
         yield "--data.group_by=([0-3]-..)"
     if given.images == "several":
         yield "--data.multi_label=true"
-    if given.average == "initial":
-        yield from ("--ema.decay=0.5", "--ema.initial=true")
-    elif given.average != "none":
+    if given.average != "none":
         yield f"--ema.decay={given.average}"
     if given.weighting == "balance":
         yield "--data.balance=full"
@@ -325,6 +324,8 @@ def _arguments(made: Made) -> Iterator[str]:
         yield "--model.solve_head=true"
     if given.network == "frozen":
         yield "--model.freeze=true"
+    if given.network == "lower":
+        yield "--model.freeze=0.33"
     if given.weights == "file":
         yield f"--model.weights={_weights(made)}"
     if given.weights == "run":
