@@ -37,18 +37,18 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6939, 6500),
-    "lines of all source without tests": Limit(15852, 12500),
-    "lines of its tests": Limit(17399, 12900),
+    "lines of model, data, train, run and cli": Limit(6932, 6500),
+    "lines of all source without tests": Limit(15955, 12500),
+    "lines of its tests": Limit(17500, 12900),
     "lines of contrib without tests": Limit(4449, 3900),
     "lines of contrib's tests": Limit(3922, 3300),
-    "kinds of what an extra adds": Limit(12, 12),
+    "kinds of what an extra adds": Limit(13, 12),
     "modules that `fit` of one step loads": Limit(76, 74),
     "of them in the core": Limit(50, 49),
     "files of a batch": Limit(8, 8),
     "lines of a batch": Limit(1954, 1760),
     "files of a step": Limit(8, 8),
-    "lines of a step": Limit(1450, 1447),
+    "lines of a step": Limit(1429, 1429),
     "files of a checkpoint and its resume": Limit(14, 13),
     "lines of a checkpoint and its resume": Limit(2703, 2280),
     "file names in two rooms of the core": Limit(0, 0),
