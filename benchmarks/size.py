@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(6932, 6500),
-    "lines of all source without tests": Limit(15955, 12500),
+    "lines of all source without tests": Limit(15948, 12500),
     "lines of its tests": Limit(17500, 12900),
     "lines of contrib without tests": Limit(4449, 3900),
     "lines of contrib's tests": Limit(3922, 3300),

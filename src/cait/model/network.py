@@ -187,11 +187,11 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
         if field in arguments:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
     shape = arguments.get("in_chans", 3), arguments["img_size"], arguments["img_size"]
-    added = {field: path for field, path in plugins.by_name("TIMM_FIELDS").items() if field in arguments}
-    values = {field: arguments.pop(field) for field in added}
+    of_extras = plugins.by_name("TIMM_FIELDS")
+    added = {field: arguments.pop(field) for field in of_extras if field in arguments}
     network = _made("timm:create_model", arguments, entry)
-    for field, path in added.items():
-        network = references.locate(path)(network, values[field], shape)
+    for field, value in added.items():
+        network = references.locate(of_extras[field])(network, value, shape)
     return in_channels_last(network)
 
 

@@ -6,7 +6,7 @@ Utilizing Intermediate Representations for Better Transfer Learning", Evci et al
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ from cait.model.network import in_evaluation
 class SeesIntermediates:
     """Comes before the class of a timm network, whose weights keep their names; its head is wider."""
 
+    asked: ClassVar[dict[str, bool]]
+    """Arguments of timm's `forward_intermediates`."""
+
     def intermediates(self: Any, images: Tensor) -> Tensor:
         """[B, D] of images [B, C, S, S]: the means of what the stages give, then what the head saw before."""
-        has_more = "extra_blocks" in inspect.signature(self.forward_intermediates).parameters  # than a stage per size
-        last, stages = self.forward_intermediates(images, **({"extra_blocks": True} if has_more else {}))
+        last, stages = self.forward_intermediates(images, **self.asked)
         return torch.cat([*(stage.mean((2, 3)) for stage in stages), self.forward_head(last, pre_logits=True)], dim=1)
 
     def forward(self: Any, images: Tensor) -> Tensor:
@@ -42,7 +44,9 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
         raise UserError(f"{kind.__name__} does not end in one linear layer, which is to see its intermediates")
     if not hasattr(kind, "forward_intermediates"):
         raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
-    network.__class__ = type(kind.__name__, (SeesIntermediates, kind), {"__module__": __name__})
+    has_more = "extra_blocks" in inspect.signature(network.forward_intermediates).parameters  # than a stage per size
+    asked = {"extra_blocks": True} if has_more else {}
+    network.__class__ = type(kind.__name__, (SeesIntermediates, kind), {"__module__": __name__, "asked": asked})
     with in_evaluation(network), torch.no_grad():
         width = network.intermediates(torch.zeros(1, *shape)).shape[1]
     place = next(name for name, part in network.named_modules() if part is head)

@@ -201,8 +201,8 @@ class Trial:
         trainer = Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)
         device = trainer.strategy.root_device
         network.to(device).train()
-        if is_share(freeze := held.get("model.freeze", False)):
-            for key in lower_keys(network, freeze):
+        if isinstance(share := held.get("model.freeze"), float):
+            for key in lower_keys(network, share):
                 network.get_parameter(key).requires_grad_(False)
         fastest, start = math.inf, time.monotonic()
         for place, count in enumerate(TRIES):
@@ -216,11 +216,6 @@ class Trial:
             if place % 2 and time.monotonic() - start > LIMIT:
                 break
         return fastest
-
-
-def is_share(freeze: Any) -> bool:
-    """Whether `model.freeze` holds a share of the layers."""
-    return isinstance(freeze, float)
 
 
 def devices_of(held: Settings) -> int:

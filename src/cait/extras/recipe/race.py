@@ -65,8 +65,8 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
     if why:
         recipe.note("race", f"none, because {why}")
     else:
-        alike = {"baselines": False, "best_metric": None}
-        held = scratch.held | {name: recipe.held.get(name, usual) for name, usual in alike.items()}
+        own = {"baselines": recipe.held.get("baselines", False), "best_metric": recipe.held.get("best_metric")}
+        held = scratch.held | own  # judged as the run from weights is
         recipe.take("race", {"seconds": seconds, "settings": nested(held)} | ({} if is_asked else {"unlike": UNLIKE}))
         where = "" if is_asked else " where the images are unlike those of the weights"
         recipe.note("race", f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it{where}")

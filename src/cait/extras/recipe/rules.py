@@ -9,18 +9,7 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import (
-    EPOCH,
-    OVERHEAD,
-    SETUP,
-    Machine,
-    Settings,
-    Survey,
-    Trial,
-    devices_of,
-    is_share,
-    most_epochs,
-)
+from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
 from cait.extras.recipe.weights import INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
 from cait.references import TIMM
@@ -78,6 +67,10 @@ class Recipe:
         return self.held.get("model.freeze") is True
 
     @property
+    def holds_lower_layers(self) -> bool:
+        return isinstance(self.held.get("model.freeze"), float)
+
+    @property
     def solves_head(self) -> bool:
         """Whether the run solves a head before the first step, which is an extra's work. A run of ours brings one."""
         is_new = self.weights is not None and "data.img_size" not in self.weights.settings
@@ -118,9 +111,10 @@ def transfer(machine: Machine, recipe: Recipe, measure: Trial, takes_head: bool)
     """A new head of a timm network sees every stage. On a CPU the lower layers stay, for twice as many steps."""
     if not recipe.solves_head or not recipe.held.get("model.name", "").startswith(TIMM):
         return
-    if not takes_head and measure.built(recipe.held | {INTERMEDIATES: True}) is not None:
+    network = measure.built(recipe.held | {INTERMEDIATES: True})
+    if network is not None and not takes_head:
         recipe.take(INTERMEDIATES, True)
-    if not machine.gpus and hasattr(measure.built(recipe.held), "group_matcher"):
+    if not machine.gpus and hasattr(network or measure.built(recipe.held), "group_matcher"):
         recipe.take("model.freeze", LOWER)
 
 
@@ -279,7 +273,7 @@ def optimize(recipe: Recipe) -> None:
         recipe.take("model.solve_head", True)
         recipe.take("model.freeze_norm", True)
         head = "the head, which sees every stage," if recipe.held.get(INTERMEDIATES) else "the head"
-        stays = "the lower layers and BatchNorm" if is_share(recipe.held.get("model.freeze")) else "BatchNorm"
+        stays = "the lower layers and BatchNorm" if recipe.holds_lower_layers else "BatchNorm"
         rate, note = 3e-4, f"{head} is solved first; then AdamW at RATE, {stays} as the weights have it"
         if recipe.trains_head_alone:
             note = "none: the head is solved"
@@ -304,7 +298,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
     measured = recipe.image or measure.step(recipe.held, recipe.held["data.img_size"]) or 0.01
     image = OVERHEAD * measured / devices_of(recipe.held)
-    forward = image / (2 if is_share(recipe.held.get("model.freeze")) else 3)  # lower layers go forward alone
+    forward = image / (2 if recipe.holds_lower_layers else 3)  # lower layers go forward alone
     of_head = folder.images * forward if recipe.solves_head else 0.0
     start = measure.begun() + SETUP + of_head
     scored = 1 if recipe.held.get("ema.decay") is None else 2  # the average too
