@@ -41,7 +41,7 @@ class Extracted(NamedTuple):
     """The images of a set that can be read."""
 
     features: np.ndarray
-    """float32 [N, D]."""
+    """float32 [N, D]; [N, 0] if left out."""
     labels: np.ndarray
     """int64 [N], as the samples have them; -1 without a class."""
     kept: np.ndarray
@@ -61,6 +61,7 @@ def extract(
     device: torch.device,
     chosen: Sequence[int] | None = None,
     pixels: bool = False,
+    features: bool = True,
     head: nn.Module | None = None,
 ) -> Extracted:
     """Read the `chosen` images once, under the evaluation transform of a data module, and take their features.
@@ -81,14 +82,15 @@ def extract(
                 seen = data.normalize_and_erase(batch) if batch.dtype == torch.uint8 else batch
                 small = nn.functional.adaptive_avg_pool2d(seen, min(SIDE, seen.shape[-1]) if pixels else 0)
                 kept = small.flatten(1).half().cpu().numpy()
-                columns.append((inputs(network, head, seen), labels.numpy(), kept))
+                found = inputs(network, head, seen) if features else np.empty((len(seen), 0), np.float32)
+                columns.append((found, labels.numpy(), kept))
     finally:
         network.to(home)
-    features, marks, planes = map(np.concatenate, zip(*columns, strict=True))
-    if not np.isfinite(features).all():
+    of_images, marks, planes = map(np.concatenate, zip(*columns, strict=True))
+    if not np.isfinite(of_images).all():
         raise UserError("the network has features that are not finite")
     readable = np.array([samples.name(index) not in unreadable.seen for index in chosen])
-    return Extracted(features, marks, np.array(chosen), planes).at(readable)
+    return Extracted(of_images, marks, np.array(chosen), planes).at(readable)
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from cait import disk
 from cait.data.dataset import NO_LABEL
 from cait.errors import UserError, one_line, to_type
 from cait.extras.features import Extracted, classify, evenly, extract
+from cait.extras.pretrained.solve import SolveHead
 from cait.plugins import Results, Run
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
 
@@ -63,15 +64,16 @@ class Baselines(Callback):
         data, device = self.run.data, trainer.strategy.root_device
         sets = data.train_images.samples, data.val_images.samples
         print("scoring simple baselines; --baselines false leaves this out", flush=True)
-        found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
+        solved = next((each.scores for each in trainer.callbacks if isinstance(each, SolveHead)), {})  # type: ignore[attr-defined]
+        what: Any = dict(pixels=True, features=not solved)  # which have been learned from already
+        found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), **what) for each in sets]
         train, val = (each.at(each.labels != NO_LABEL) for each in found)
         metric, run, how = _of_run(trainer)
         signals = [each.signals for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         rows = []
-        is_probe = pl_module.hparams.get("freeze") is True and trainer.global_step == 0
-        if is_probe:  # its solved head is all that it has learned
-            how += ", a linear probe on the network's features"
-        for row in scores(train, val, data.num_classes, is_probe):
+        if solved and not trainer.global_step:  # its solved head is all that it has learned
+            how, solved = f"{how}, a linear probe on the network's features", {}
+        for row in scores(train, val, data.num_classes, solved):
             rows.append(row | {"score": row[metric]})
             if any(each.received for each in signals):
                 return  # a signal, which is only noted until the end
@@ -87,18 +89,25 @@ def _of_run(trainer: Trainer) -> tuple[str, float, str]:
     return "acc1", float(trainer.callback_metrics["val/acc1"]), "its last weights"
 
 
-def scores(train: Extracted, val: Extracted, classes: int, is_probe: bool = False) -> Iterator[Scores]:
+def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> Iterator[Scores]:
     """For each classifier its name, how it answers, its accuracies in percent, and the seconds it took.
 
-    Chance is the largest class of those to validate on. A run that `is_probe` has no other linear probe beside it.
+    Chance is the largest class of those to validate on. The linear probe is the head that was `solved` before the first
+    step, by its accuracies, or is learned on the features, if there are any.
     """
     if not len(val.labels):
         raise UserError("no validation image counts")
     images, validates = np.bincount(train.labels, minlength=classes), np.isin(np.arange(classes), val.labels)
     largest = np.full(len(val.labels), (images * validates).argmax())
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(largest, val.labels)
+    if solved:
+        yield {
+            "name": "linear probe",
+            "how": "the head solved before the first step",
+            "seconds": 0.0,
+        } | solved
     inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
-    if not is_probe:
+    if train.features.size:
         inputs.append(("linear probe", "logistic regression on the network's features", train.features, val.features))
     for name, how, rows, val_rows in inputs:
         begin = time.monotonic()
@@ -120,7 +129,9 @@ def results(folder: Path) -> Results | None:
     except OSError:
         return None
     entries = [("this run", found["how"], found["run"])]
-    entries += [(row["name"], f"{row['how']}, {row['seconds']:.1f} s", row["score"]) for row in found["baselines"]]
+    for row in found["baselines"]:
+        took = f", {row['seconds']:.1f} s" if row["seconds"] else ""
+        entries.append((row["name"], row["how"] + took, row["score"]))
     entries.sort(key=lambda entry: -entry[2])
     better, points = entries[0][0], entries[0][2] - found["run"]
     note = f"{better}: {points:.2f} points better than this run" if points >= SHOWN else ""

@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from cait.errors import UserError
 from cait.extras.features import Extracted, Head, evenly, extract, solve
 from cait.model.weights import classifiers
 
@@ -22,16 +23,20 @@ class SolveHead(Callback):
 
     def __init__(self) -> None:
         self.is_solved = False
+        self.scores: dict[str, float] = {}
+        """Of the solved head on the validation images, in percent."""
         self.drawn: list[Tensor] = []
         """The weights of the head as they are before those of a file are read."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"is_solved": self.is_solved}
+        return {"is_solved": self.is_solved, "scores": self.scores}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.is_solved = state_dict["is_solved"]
+        self.is_solved, self.scores = state_dict["is_solved"], state_dict.get("scores", {})
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and hasattr(trainer.strategy, "shard_module"):
+            raise UserError("the head of a sharded network cannot be solved: set --model.solve_head false")
         if stage == "fit":
             self.drawn = [weight.clone() for weight in head_weights(pl_module)]
 
@@ -67,6 +72,7 @@ class SolveHead(Callback):
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
             names = [f"val/{name}" for name in (pl_module.task.metric, "acc1_macro")]
             found = {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
+            self.scores = {name.removeprefix("val/"): value for name, value in found.items() if "acc" in name}
             shown = [f"{name} {of:.2f} %" if "acc" in name else f"{name} {of:.4f}" for name, of in found.items()]
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
 

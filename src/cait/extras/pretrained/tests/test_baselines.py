@@ -44,15 +44,18 @@ def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: P
     pixels = np.round(digits.data * (255 / 16)).astype(np.float32)
     model = make_pipeline(StandardScaler(), LogisticRegression(C=3, max_iter=1000))
     score = 100 * model.fit(pixels[kept], digits.target[kept]).score(pixels[held_out], digits.target[held_out])
-    found = {row["name"]: row for row in baselines.scores(train, val, 10)}
+    found = {row["name"]: row for row in baselines.scores(train, val, 10, {})}
     assert list(found) == NAMES
     assert found["logistic regression"]["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
     assert found["chance"]["acc1"] == pytest.approx(100 / 10, abs=1)
-    assert [row["name"] for row in baselines.scores(train, val, 10, is_probe=True)] == NAMES[:2]
+    bare = (extract(network, each.samples, data, torch.device("cpu"), pixels=True, features=False) for each in sets)
+    of_head = [*baselines.scores(*bare, 10, {"acc1": 41.0})]
+    assert [row["name"] for row in of_head] == [NAMES[0], NAMES[2], NAMES[1]]
+    assert (of_head[1]["acc1"], of_head[2]["acc1"]) == (41.0, found["logistic regression"]["acc1"])
     few = val.at(val.labels == 7)  # a folder's largest class may have no image to validate on
-    assert next(baselines.scores(train, few, 10))["acc1"] == 100
+    assert next(baselines.scores(train, few, 10, {}))["acc1"] == 100
     with pytest.raises(UserError, match="no validation image counts"):
-        next(baselines.scores(train, val.at(val.labels < 0), 10))
+        next(baselines.scores(train, val.at(val.labels < 0), 10, {}))
     answers, labels = np.array([0, 1, 1, 3, 0]), np.array([0, 1, 0, 0, 3])
     assert baselines.accuracies(answers, labels)["acc1_macro"] == 100 * balanced_accuracy_score(labels, answers)
 

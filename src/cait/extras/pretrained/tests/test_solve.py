@@ -20,6 +20,8 @@ from PIL import Image
 from same import same
 
 from cait.cli import main
+from cait.errors import UserError
+from cait.extras.pretrained.baselines import FILE
 from cait.extras.pretrained.solve import SolveHead
 from cait.train.module import CaiTModule
 
@@ -108,7 +110,10 @@ def test_a_head_that_sees_every_stage_is_one_network_for_every_verb(
     digits: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [f"--model.name={NET}", "--model.weights=net.pth", "--model.fields.intermediates=true", "--ema.decay=0.9"]
-    run = fit(digits, "run", *given)
+    run = fit(digits, "run", *given, "--baselines=true")
+    first = next(row for row in rows(run) if row["val/acc1"])
+    [probe] = (row for row in json.loads((run / FILE).read_text())["baselines"] if row["name"] == "linear probe")
+    assert (first["step"], probe["acc1"]) == ("0", pytest.approx(float(first["val/acc1"])))
     main(["eval", "run", "--output=scores.json"])
     scores = json.loads(Path("scores.json").read_text())
     best = max(rows(run), key=lambda row: float(row["val/acc1"] or 0))
@@ -118,7 +123,13 @@ def test_a_head_that_sees_every_stage_is_one_network_for_every_verb(
     assert 0 <= float(capsys.readouterr().out.splitlines()[-1].split()[6]) <= 1e-5
     with pytest.raises(SystemExit):
         main(["export", "run"])
-    assert "timm does not know EfficientNet: timm takes CaiT as published" in capsys.readouterr().err
+    assert "timm does not know EfficientNetWithIntermediates: timm takes CaiT as published" in capsys.readouterr().err
+
+
+def test_the_head_of_a_sharded_network_is_not_solved() -> None:
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(shard_module=None))
+    with pytest.raises(UserError, match=r"cannot be solved: set --model.solve_head false"):
+        SolveHead().setup(trainer, None, "fit")
 
 
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
