@@ -1,20 +1,25 @@
 """Parts of the user's own: a module and a data module, metrics, callbacks and loggers, from files beside logs/."""
 
+import copy
 import importlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 from harness import REPO, SMALL, checkpoint, rows, script, slow
 from lightning.pytorch import callbacks
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from modules import module, trainer
 
 from cait import ckpt
 from cait.cli import command, main
+from cait.cli.lightning import SyncBatchNorms
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards import refusals
@@ -192,6 +197,18 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
             ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.filename=best"],
             "--trainer.callbacks ModelCheckpoint: the run itself writes best.ckpt, give another filename",
         ),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_last=true"],
+            "--trainer.callbacks ModelCheckpoint: the run itself writes last.ckpt, give another filename",
+        ),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=s3://bucket/x"],
+            "--trainer.callbacks ModelCheckpoint: checkpoints are written to a disk, not to s3://bucket/x",
+        ),
+        (
+            ["--trainer.default_root_dir=s3://bucket/runs"],
+            "--trainer.default_root_dir s3://bucket/runs: a run is on a disk; copy it from there",
+        ),
         ([*UNVALIDATED, "--best_metric=val/loss"], "--best_metric val/loss does nothing without validation"),
         (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
         (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
@@ -206,6 +223,7 @@ def test_a_part_that_cannot_be_made_is_told(
     assert words in told
     assert len(told) < 400
     assert not list(tmp_path.glob("logs/*"))
+    assert not list(tmp_path.glob("s3*"))
 
 
 TABLE = re.search(r"\n## Use Lightning's callbacks\n(.*?)\n## ", (REPO / "docs/extending.md").read_text(), re.DOTALL)[1]
@@ -277,10 +295,25 @@ def test_what_ddp_does_not_take_is_told(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     net = [f"--model.name={name}", "--model.fields=null", "--model.drop_path_rate=null", "--trainer.max_epochs=1"]
     ddp = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.sync_batchnorm=true"]
+    converted: list[Any] = []
+    real = SyncBatchNorms.apply
+    monkeypatch.setattr(SyncBatchNorms, "apply", lambda self, model: converted.append(model) or real(self, model))
     try:
         assert words in refused(capfd, lambda: fit(*net, *ddp))
     finally:
         torch.distributed.destroy_process_group()
+    assert converted
+
+
+def test_a_batch_norm_that_is_shared_keeps_the_activation_of_timms() -> None:
+    network = timm.create_model("test_efficientnet", num_classes=7).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        expected = network(images)
+        shared = SyncBatchNorms().apply(copy.deepcopy(network))
+        assert any(isinstance(part, torch.nn.SyncBatchNorm) for part in shared.modules())
+        assert torch.equal(SyncBatchNorms().revert(shared)(images), expected)
+        assert not torch.allclose(TorchSyncBatchNorm().apply(copy.deepcopy(network))(images), expected)  # Lightning's
 
 
 def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(

@@ -17,7 +17,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
+from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import nn
 
 import cait
 from cait import ckpt, disk, plugins, signature
@@ -83,6 +85,18 @@ class SaveConfig(Callback):
         if trainer.is_global_zero:
             with disk.atomic_write(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
                 beside.write_text(signature.signed(self.text))
+
+
+class SyncBatchNorms(TorchSyncBatchNorm):
+    """Share the statistics of BatchNorm, also in timm's networks: in theirs Lightning's would drop the activations."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        from timm.layers import convert_sync_batchnorm
+
+        return convert_sync_batchnorm(model)
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        return model  # in evaluation it computes as before
 
 
 class CaiTCLI(LightningCLI):
@@ -212,9 +226,10 @@ class CaiTCLI(LightningCLI):
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
         restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
-        if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
+        if any(map(int, restarts)) and not config.trainer.fast_dev_run:
             folder = self._name_run() / rundir.CHECKPOINTS
-            config.ckpt_path = self.processes.of_first(lambda: str(newest_whole(folder) or "")) or None
+            if config.ckpt_path is None or not _is_in(folder, config.ckpt_path):
+                config.ckpt_path = self.processes.of_first(lambda: str(newest_whole(folder) or "")) or config.ckpt_path
 
     def _name_run(self) -> Path:
         """The run's folder. It is made now if the run has no name."""
@@ -238,7 +253,9 @@ class CaiTCLI(LightningCLI):
         run_dir = self._name_run()
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set from the launcher's variables
             self.lock = RunLock(run_dir)
-            if config.ckpt_path is None and rundir.checkpoints(run_dir / rundir.CHECKPOINTS):
+            folder, start = run_dir / rundir.CHECKPOINTS, config.ckpt_path
+            resumes = any(path == run_dir / rundir.CONFIG for path, _ in self.line.layers)  # maybe from elsewhere
+            if rundir.checkpoints(folder) and not (start and (resumes or _is_in(folder, start))):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
         return run_dir
@@ -249,6 +266,8 @@ class CaiTCLI(LightningCLI):
             self.model.starts_anew = False  # the weights that it began with may be gone
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
+        if given.sync_batchnorm and not any(isinstance(plugin, LayerSync) for plugin in kwargs["plugins"]):
+            kwargs["plugins"].append(SyncBatchNorms())
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
         if not (has_own_bar or sys.stdout.isatty()):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
@@ -339,6 +358,10 @@ class CaiTCLI(LightningCLI):
                 kept = f"the run validates on the images of {self.datamodule.validation_path}"
                 raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
         self.datamodule.keep_held_out()
+
+
+def _is_in(folder: Path, file: str) -> bool:
+    return Path(file).resolve().parent == folder.resolve()
 
 
 def _code_version() -> str:

@@ -135,6 +135,8 @@ def check_settings(given: Any) -> None:
     interval = given.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
+    if "://" in str(given.default_root_dir):
+        raise UserError(f"--trainer.default_root_dir {given.default_root_dir}: a run is on a disk; copy it from there")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
@@ -204,8 +206,12 @@ def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
         settings = callback.get("init_args") or {}
-        if (file := f"{settings.get('filename')}.ckpt") in (LAST, PREVIOUS, BEST) and not settings.get("dirpath"):
-            raise UserError(f"--trainer.callbacks {name}: the run itself writes {file}, give another filename")
+        place, files = settings.get("dirpath"), {f"{settings.get('filename')}.ckpt"}
+        files |= {LAST} if settings.get("save_last") else set()
+        if "://" in str(place):
+            raise UserError(f"--trainer.callbacks {name}: checkpoints are written to a disk, not to {place}")
+        if not place and (own := {LAST, PREVIOUS, BEST} & files):
+            raise UserError(f"--trainer.callbacks {name}: the run itself writes {min(own)}, give another filename")
         metric, mode = str(settings.get("monitor")), settings.get("mode")
         if metric.startswith("val") and trainer.limit_val_batches == 0:
             raise UserError(f"--trainer.callbacks {name}: --trainer.limit_val_batches 0 leaves no {metric}")
