@@ -105,6 +105,7 @@ def test_a_global_batch_is_shared_out_over_four_processes(
     for _ in range(2):  # nothing is shared out twice
         data.share_batch(trainer)
         assert data.batch_size == data.eval_batch_size == share
+    assert ImageNetDataModule(str(digits_root), batch_size=4096, global_batch=True).eval_batch_size == 128  # to score
 
 
 def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(
@@ -125,6 +126,17 @@ def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(
         told = capsys.readouterr().err.strip().splitlines()[-1]
         assert told.startswith("cait: error: the checkpoint is of another network")
     assert Path("logs/small/config.yaml").read_bytes() == before
+    fork = [*new[:-1], "--run_name=fork", "--trainer.max_steps=2"]
+    main(fork)
+    with pytest.raises(SystemExit):
+        main(fork)
+    assert "logs/fork holds a run: go on with `" in capsys.readouterr().err
+    main(["resume", "fork", "--trainer.max_steps=3"])
+    assert checkpoint(Path("logs/fork"))["global_step"] == 3
+    Path("logs/fork").rename("logs/my fork")
+    with pytest.raises(SystemExit):
+        main(["resume", "my fork"])
+    assert "rename the folder logs/my fork: a run's name has letters" in capsys.readouterr().err
 
 
 def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cait.errors import UserError
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.run.loggers import RunCSVLogger
+from cait.run.program import Program
 
 WEIGHT = torch.ones(2)
 CHECKPOINT: dict[str, Any] = {
@@ -48,6 +50,14 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
         rundir.folder_of("third")
+    for name in ("first", "my runs/x y"):  # a path beside a name in logs/, and one that a shell takes apart
+        Path(name).mkdir(parents=True)
+        [word] = shlex.split(Program().command("eval", Path(name)))[2:]
+        assert rundir.folder_of(word) == Path(name)
+    assert rundir.folder_of("first") == Path("logs/first")
+    monkeypatch.chdir("elsewhere/second")
+    assert rundir.folder_of(".") == tmp_path / "elsewhere/second"
+    assert rundir.folder_of("..") == tmp_path / "elsewhere"
 
 
 def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> None:

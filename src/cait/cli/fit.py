@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from cait.cli.options import HELP, Line, split_run, split_trust
+from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import NextRun, Program
 from cait.settings import Settings
@@ -67,6 +68,12 @@ def continued(folder: Path, words: list[str], program: Program) -> Line:
 
 def _place(folder: Path, typed: set[str], program: Program) -> Settings:
     """The settings that continue a run where it lies: it may have been moved or renamed."""
+    from cait.guards.configurations import check_run_name
+
+    try:
+        check_run_name(folder.name)
+    except UserError as error:
+        raise UserError(f"rename the folder {folder}: {error}") from error
     place: Settings = {"trainer": {"default_root_dir": str(folder.parent)}, "run_name": folder.name}
     if "best_metric" in typed:  # the run's own best_mode was for another
         place["best_mode"] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -194,9 +195,9 @@ class Program:
 
     def command(self, verb: str, folder: Path, options: str = "") -> str:
         """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""
-        name = rundir.run_argument(folder)
+        name = shlex.quote(rundir.run_argument(folder))
         words = f"{verb} {name} {options}".rstrip()
         if self.script:
-            return f"python {self.script} {words}"
+            return f"python {shlex.quote(self.script)} {words}"
         make = f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else "")
         return to_type(make, f"cait {words}")

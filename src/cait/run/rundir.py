@@ -29,8 +29,11 @@ def folder_of(name: str) -> Path:
 
     Raises UserError if there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
     """
-    for folder in (LOGS / name, Path(name)):
+    is_path = name.partition(os.sep)[0] in ("", ".", "..")
+    for folder in (Path(name),) if is_path else (LOGS / name, Path(name)):
         if folder.is_dir():
+            if folder.name in ("", ".."):  # as "." has it; the run has a name
+                folder = folder.absolute().resolve()
             if CONTROL.search(folder.resolve().name):
                 raise UserError(f"{folder} has a control character in its name: rename it")
             check_inside(folder)
@@ -54,7 +57,9 @@ def new_folder(root: Path, base: str) -> Path:
 
 def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
-    return folder.name if folder.parent == LOGS else str(folder)
+    if folder.parent == LOGS:
+        return folder.name
+    return f"./{folder}" if folder.parent == Path() else str(folder)  # alone it would be a name in `LOGS`
 
 
 def of_checkpoint(file: str | Path) -> Path | None:

@@ -1,5 +1,6 @@
 """What a run prints at its start and its end: what is going to run, an estimate of its time, results, what to type."""
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -214,7 +215,7 @@ class RunSummary(Callback):
         command, verbs = self.run.program.command, plugins.by_name("VERBS")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
-        folder = f"--logdir {self.run_dir.parent}"
+        folder = f"--logdir {shlex.quote(str(self.run_dir.parent))}"
         arguments = "" if in_logs else f' ARGS="{folder}"'
         watch = to_type(f"make tensorboard{arguments}", f"tensorboard {folder}")
         return [
