@@ -152,6 +152,7 @@ def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -
         (trained(batch_size=8), "images a batch, over all processes was 4, is 8"),
         (trained(accumulated=2), "batches accumulated, by epoch was {0: 1}, is {0: 2}"),
         (trained(val_split="train", train_split="val"), "training pictures was 36, is 15"),
+        (trained(val_split="train"), "validation pictures was 15, is 36"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             other.load_state_dict(saved)

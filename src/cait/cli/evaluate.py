@@ -3,6 +3,7 @@
 import filecmp
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import HELP, Line, split_run, split_trust
 from cait.data.folder import FolderSource, composed, spelled
-from cait.errors import UserError, console
+from cait.errors import UserError, console, tell_once
 from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -95,9 +96,11 @@ def _is_own(folder: Path, source: FolderSource, labels: str | None) -> bool:
     """Whether images are those of a run: its folder, or a copy, may have grown since, or the table be corrected."""
     own, held_out, real = saved.data_settings(folder), folder / rundir.VALIDATION, os.path.realpath
     own_root = Path(own.get("root", ""))
-    is_same = real(source.root) == real(own_root)
-    if not held_out.is_file() or (is_same and (not labels or real(labels) == real(own.get("labels") or ""))):
-        return is_same
+    is_same, has_own_labels = real(source.root) == real(own_root), real(labels or "") == real(own.get("labels") or "")
+    if not held_out.is_file():
+        return is_same and has_own_labels
+    if is_same and (not labels or has_own_labels):
+        return True
     source.validate_on(None)
     listed = {composed(path) for path, _ in source.val}
     names = [row["path"] for _, row in disk.read_csv(held_out, str(held_out))]
@@ -143,6 +146,7 @@ class Scoring:
         result = self._about() | self.validate(**arguments)
         for scorer in self.scorers:
             scorer.extend(result)
+        self._tell_of_unreadable(result["raw"]["images"])
         if self.trainer.is_global_zero:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
@@ -166,6 +170,14 @@ class Scoring:
                 source.validate_on(held_out)
         elif folder or (model.pretrained and self.config.ckpt_path is None):
             source.validate_on(None)
+
+    def _tell_of_unreadable(self, scored: int) -> None:
+        """Say how many images of a folder are left out, because they cannot be read."""
+        source, images = self.data.source, len(self.data.val_images)
+        is_whole = self.config.trainer.limit_val_batches in (None, 1.0) and not self.module.task.several
+        if isinstance(source, FolderSource) and is_whole and scored < images:
+            out, check = f"{images - scored:,} of {images:,} images", f"cait check {shlex.quote(str(source.root))}"
+            tell_once(f"{out} cannot be read, and are not scored: `{check}` names them")
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""

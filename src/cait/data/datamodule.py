@@ -24,6 +24,9 @@ from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Prepro
 from cait.errors import UserError, abbreviate
 from cait.settings import Settings, flat, values
 
+EVAL_BATCH = 128
+"""Most images that are scored at once where `batch_size` counts those of all processes."""
+
 
 class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
@@ -73,7 +76,9 @@ class ImageNetDataModule(LightningDataModule):
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
-        self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
+        self.batch_size = loading.batch_size
+        usual = min(loading.batch_size, EVAL_BATCH) if loading.global_batch else loading.batch_size
+        self.eval_batch_size = loading.eval_batch_size or usual
         self.num_workers, self.repeats = loading.num_workers, loading.repeats
         self._class_names = class_names
         self.unreadable_path: Path | None = None
@@ -363,6 +368,8 @@ class ImageNetDataModule(LightningDataModule):
             "batches accumulated, by epoch": loops.accumulation(self.trainer) if self.trainer else {0: 1},
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
+            "validation pictures": len(self.source.val),
+            "digest of the validation pictures' names": self._val_digest,
             "order of the images": self.order.name,
         }
         return {
@@ -416,10 +423,14 @@ class ImageNetDataModule(LightningDataModule):
     def _train_digest(self) -> str:
         return self._digest(self.source.train)
 
+    @cached_property
+    def _val_digest(self) -> str:
+        return self._digest(self.source.val)
+
     def facts(self) -> dict[str, str]:
         """Classes and images in words that differ if the data differ; processes on several machines compare them."""
         return {
             "classes": ", ".join(self.class_names),
             "training images": f"{len(self.source.train):,} ({self._train_digest})",
-            "validation images": f"{len(self.source.val):,} ({self._digest(self.source.val)})",
+            "validation images": f"{len(self.source.val):,} ({self._val_digest})",
         }

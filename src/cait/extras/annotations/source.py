@@ -113,7 +113,8 @@ class AnnotatedSource(FolderSource):
         """The sorted labels of the table, or the names of the class folders."""
         names = sorted({name for found in self._sets for name in found})
         if len(names) < 2:
-            raise UserError(f"--data.labels {self.asked.labels} has the one label {names[0]}, at least 2 are needed")
+            has = f"the one label {names[0]}" if names else "no label"
+            raise UserError(f"--data.labels {self.asked.labels} has {has}, at least 2 are needed")
         return names
 
     @cached_property

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -272,6 +273,30 @@ def test_one_setting_says_what_is_held_out(here: Path) -> None:
         unused = {*open_source("data/digits", **settings).without_use}
         assert {"val_fraction", "val_list", "folds", "fold"} - unused == used
         assert ("train_split" in unused) == ("labels" in settings)
+
+
+def test_a_run_of_two_folders_is_scored_on_a_whole_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part, count in (("train", 20), ("val", 8)):
+        for label in "01":
+            Path("photos", part, label).mkdir(parents=True)
+            for path in sorted(Path("data/digits", part, label).iterdir())[:count]:
+                shutil.copy(path, Path("photos", part, label))
+    names = sorted(str(path.relative_to("photos")) for path in Path("photos/val").rglob("*.png"))
+    main(["fit", *SHORT, "--data.root=photos", "--run_name=two", "--data.batch_size=8"])
+    Path("t.csv").write_text("\n".join(["path,label", *(f"{name},{name.split('/')[1]}" for name in names)]))
+    main(["eval", "two", "--data.labels=t.csv", "--data.num_workers=0"])
+    assert json.loads(Path("logs/two/evaluation.json").read_text())["raw"]["images"] == len(names)
+    Path("photos", names[3]).write_bytes(b"")
+    capsys.readouterr()
+    main(["eval", "two", "--data.num_workers=0", "--data.max_bad_share=0.5"])
+    told = "1 of 16 images cannot be read, and are not scored: `cait check photos` names them"
+    assert told in capsys.readouterr().err
+
+
+def test_a_table_of_no_labels_is_refused(here: Path) -> None:
+    Path("none.csv").write_text(f"path,label\n{ONE},;\n")
+    with pytest.raises(UserError, match=r"--data.labels none.csv has no label, at least 2 are needed"):
+        _ = open_source("data/digits", labels="none.csv", multi_label=True).class_names
 
 
 def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
