@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 from cait.model.network import in_evaluation
 
 
@@ -46,8 +46,10 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
         raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
     has_more = "extra_blocks" in inspect.signature(network.forward_intermediates).parameters  # than a stage per size
     asked = {"extra_blocks": True} if has_more else {}
-    network.__class__ = type(kind.__name__, (SeesIntermediates, kind), {"__module__": __name__, "asked": asked})
-    with in_evaluation(network), torch.no_grad():
+    own = {"__module__": __name__, "asked": asked}
+    network.__class__ = type(f"{kind.__name__}WithIntermediates", (SeesIntermediates, kind), own)
+    told = told_as(f"{kind.__name__} gives no intermediates for images of {list(shape)}")
+    with told, in_evaluation(network), torch.no_grad():
         width = network.intermediates(torch.zeros(1, *shape)).shape[1]
     place = next(name for name, part in network.named_modules() if part is head)
     network.set_submodule(place, nn.Linear(width, head.out_features))

@@ -12,6 +12,8 @@ from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, say
+from cait.model.config import VARIANTS
+from cait.references import TIMM
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -50,10 +52,6 @@ def card(arguments: list[str], program: Program) -> None:
         raise UserError(f"name the model as OWNER/NAME, not {given.repo}")
     output = folder / "card"
     _write(folder, output, given, program)
-    if given.repo:
-        from cait.extras.publish import exporting
-
-        exporting.write(exporting.opened(str(folder), given, program)[0], "timm", output)
     for path in sorted(output.iterdir()):
         say(os.path.relpath(path))
     if given.repo:
@@ -61,8 +59,12 @@ def card(arguments: list[str], program: Program) -> None:
 
 
 def _write(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
-    """Write the card of a run, with its curves, into the folder `output`. Raises what `scores.read` does."""
+    """Write the card of a run, with its curves, and timm's files for a model of the Hub, into the folder `output`.
+
+    Raises what `scores.read` does, and UserError if timm does not know the network.
+    """
     from cait.extras import curves, plots, scores
+    from cait.extras.publish import exporting
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about, content = scores.read(folder, checkpoint, program.command("eval", folder)), ckpt.read_checkpoint(checkpoint)
@@ -73,14 +75,28 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
         raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
     images = state.get("depends_on", {}).get("training pictures")
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
+    config = saved.of_run(folder)
     about["is_own"] = state.get("preprocessing", {}) is None
-    card = text(repo, scored, about, saved.of_run(folder), images, given.license, plugins.results(folder))
+    about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
+    card = text(repo, scored, about, config, images, given.license, plugins.results(folder))
     drawn = curves.draw({folder.name: curves.read(folder)})
     for name in ("config.json", "model.safetensors"):
         disk.remove(output / name)  # the weights may be older; files of others stay
+    if given.repo:
+        exporting.write(exporting.opened(str(folder), given, program)[0], "timm", output)
     plots.write(drawn, output / CURVES)
     with disk.atomic_write(output / README) as beside:
         beside.write_text(card, encoding="utf-8")
+
+
+def _is_timms(model: Content) -> bool:
+    """Whether timm knows the network of a run by its settings."""
+    from cait.extras.publish.formats import TIMM_FIELDS
+
+    name, fields = model["name"], {field for field, value in (model.get("fields") or {}).items() if value}
+    if name.startswith(TIMM):
+        return fields.isdisjoint(plugins.by_name("TIMM_FIELDS"))
+    return name in VARIANTS and fields <= {*TIMM_FIELDS}
 
 
 def text(

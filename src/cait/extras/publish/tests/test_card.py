@@ -76,10 +76,16 @@ SCORES = {"acc1": 50.0, "images": 8, "per_class": {"a": 25.0, "b": 75.0}}
 
 
 def rendered(
-    *tables: Results, fields: dict | None = None, scores: dict | None = None, is_own: bool = False, **data: Any
+    *tables: Results,
+    fields: dict | None = None,
+    scores: dict | None = None,
+    is_own: bool = False,
+    is_timms: bool = True,
+    **data: Any,
 ) -> str:
     config = {"model": {"fields": fields}, "data": {"root": "sets/mine"} | data}
-    about = {"class_names": ["a", "b"], "img_size": 16, "model": "a`\n<b>", "step": 1, "epoch": 0, "is_own": is_own}
+    about = {"class_names": ["a", "b"], "img_size": 16, "model": "a`\n<b>", "step": 1, "epoch": 0}
+    about |= {"is_own": is_own, "is_timms": is_timms}
     return hub_card.text("me/own", SCORES | (scores or {}), about, config, "many", None, tables)
 
 
@@ -95,6 +101,7 @@ def rendered(
             {"is_own": True},
             "In place of `transform` take that of the data module that trained it: no file here holds it.",
         ),
+        ({"is_timms": False}, 'model = cait.load("own")  # the folder of the run'),
         ({"scores": {"mAP": 0.5}}, "An image has every class whose probability is above 0.5, or none of them."),
     ],
 )
