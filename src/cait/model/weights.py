@@ -259,7 +259,7 @@ def lower_keys(network: Any, share: float) -> set[str]:
     """Names of the parameters in this share of the layers, from the images on, that a `group_matcher` tells apart."""
     from timm.models import group_parameters
 
-    layers = group_parameters(network, network.group_matcher(), reverse=True)
+    layers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
     return {key for key, number in layers.items() if number < share * max(layers.values())}
 
 

@@ -154,7 +154,8 @@ class CaiTModule(LightningModule):
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
-        if self.architecture.grad_checkpointing and network.counts_twice(self.model):
+        counts = not self.hparams.get("freeze_norm") and network.counts_twice(self.model)
+        if self.architecture.grad_checkpointing and counts:
             raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
         if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]

@@ -107,7 +107,8 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
     recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
-    is_asked, by_default = asked.race == "true", not (asked.source or given.get("model.weights"))
+    named = asked.source or given.get("model.weights") or given.get("model.pretrained")
+    is_asked, by_default = asked.race == "true", not named
     if is_asked and not recipe.solves_head:
         raise UserError("--race true is about a head that is solved on weights: name some, and no run, with --from")
     if recipe.solves_head and (is_asked or (by_default and asked.race is None)):

@@ -68,7 +68,7 @@ class Plan(Callback):
         epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
         left = self.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.initial_weights.weights or pl_module.initial_weights.pretrained)
-        most = max(done, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
+        most = max(done, self.first, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
         fitting = done + max(0, int(left / (every * epoch))) * every
         self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:

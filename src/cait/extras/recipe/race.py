@@ -90,8 +90,8 @@ def noise(one: float, other: float, images: int) -> float:
     return math.sqrt((one * (1 - one) + other * (1 - other)) / images)
 
 
-def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device) -> float:
-    """How far images are from those that a network was trained on; 0 without BatchNorm.
+def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device) -> float | None:
+    """How far images are from those that a network was trained on; None without BatchNorm, which tells it.
 
     Its layers keep the means of what they were trained on ("Revisiting Batch Normalization For Practical Domain
     Adaptation", Li et al., 2016): by how many deviations a batch differs from them, averaged over channels and layers.
@@ -107,7 +107,7 @@ def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device
             if isinstance(part, _BatchNorm) and part.track_running_stats:
                 hooks.enter_context(part.register_forward_pre_hook(note))
         extract(network, samples, data, device, evenly(len(samples), BATCH))
-    return statistics.fmean(apart) if apart else 0.0
+    return statistics.fmean(apart) if apart else None
 
 
 def verdict(head: float, scratch: float, images: int, part: float, epochs: int) -> str:
@@ -155,6 +155,9 @@ class Race(Callback):
             return
         if least := given.get("unlike"):
             apart = unlikeness(pl_module.model, self.run.data.train_images.samples, self.run.data, pl_module.device)
+            if apart is None:
+                rank_zero_info("no race: only BatchNorm tells how unlike the images are; --race true has one")
+                return
             if trainer.strategy.broadcast(apart < least):
                 rank_zero_info(f"no race: by BatchNorm the images are like those of the weights, {apart:.2f} < {least}")
                 return

@@ -9,7 +9,18 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
+from cait.extras.recipe.figures import (
+    CHANNELS,
+    EPOCH,
+    OVERHEAD,
+    SETUP,
+    Machine,
+    Settings,
+    Survey,
+    Trial,
+    devices_of,
+    most_epochs,
+)
 from cait.extras.recipe.weights import INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
 from cait.references import TIMM
@@ -108,13 +119,17 @@ def choose(
 
 
 def transfer(machine: Machine, recipe: Recipe, measure: Trial, takes_head: bool) -> None:
-    """A new head of a timm network sees every stage. On a CPU the lower layers stay, for twice as many steps."""
+    """A new head of a timm network sees every stage. On a CPU the lower layers stay, for twice as many steps.
+
+    Of images with channels that the weights have never seen the first layer has to learn.
+    """
     if not recipe.solves_head or not recipe.held.get("model.name", "").startswith(TIMM):
         return
     network = measure.built(recipe.held | {INTERMEDIATES: True})
     if network is not None and not takes_head:
         recipe.take(INTERMEDIATES, True)
-    if not machine.gpus and hasattr(network or measure.built(recipe.held), "group_matcher"):
+    knows_channels = recipe.held.get(CHANNELS, 3) in (1, 3)
+    if not machine.gpus and knows_channels and hasattr(network or measure.built(recipe.held), "group_matcher"):
         recipe.take("model.freeze", LOWER)
 
 
@@ -166,7 +181,7 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
         fitting = max(time, 6 * recipe.minutes) / (seconds * folder.images)
         if found is None and recipe.solves_head and fitting < 1:
             leave_at_head(recipe, fitting)
-            enough = 1 / 3
+            enough = 1 / 3 if recipe.trains_head_alone else enough
         if found is not None and fitting < enough:
             break
         found, recipe.image, is_enough = size, seconds, fitting >= enough

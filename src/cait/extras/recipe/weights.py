@@ -36,10 +36,10 @@ class Weights:
 def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[Weights | None, str]:
     """(the weights of a run, or None; the reason if there are none by default)
 
-    They are those that `source` names, else the file in the settings `given`, else those that are published. Raises
+    They are those that `source` names, else those of the settings `given`, else those that are published. Raises
     UserError if those that are named cannot be had.
     """
-    source = source or str(given.get("model.weights") or "")
+    source = source or str(given.get("model.weights") or "") or ("timm" if given.get("model.pretrained") else "")
     if source == "timm":
         return published(given, has_gpu), ""
     if source not in ("", "none"):

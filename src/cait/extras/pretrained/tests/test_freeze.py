@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from cait.errors import UserError
 from cait.extras.pretrained.freeze import Freeze
+from cait.model.weights import lower_keys
 from cait.train.module import CaiTModule
 
 
@@ -154,6 +155,25 @@ def test_a_share_of_the_layers_stays_and_the_rest_trains(tmp_path: Path) -> None
     assert stayed == {
         name for name in after if name.startswith(("conv_stem", "bn1", "blocks.0", "blocks.1", "blocks.2"))
     }
+
+
+class Grouped(Normed):
+    def group_matcher(self, coarse: bool) -> dict[str, str]:
+        return {"stem": r"^body", "blocks": r"^head"}
+
+
+def test_the_layers_of_an_own_network_are_told_apart_as_for_layer_decay() -> None:
+    network = Grouped(8, 10)
+    assert lower_keys(network, 0.5) == {name for name, _ in network.named_parameters() if name.startswith("body")}
+
+
+def test_statistics_that_stay_are_not_counted_twice_where_activations_are_computed_again(tmp_path: Path) -> None:
+    images = torch.randn(4, 3, 32, 32)
+    how: dict = dict(name="timm/test_efficientnet", img_size=32, num_classes=5, lr_base_size=None, warmup_epochs=0)
+    module = CaiTModule(**how, drop_path_rate=0, freeze_norm=True, grad_checkpointing=True)
+    before = {name: value.clone() for name, value in module.model.named_buffers()}
+    trained(module, [(images, torch.arange(4))], tmp_path, max_epochs=1)
+    assert all(torch.equal(before[name], value) for name, value in module.model.named_buffers())
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def test_the_hub_is_asked_for_the_usual_weights(asked: list[str], capfd: pytest.
     assert found.name.endswith("license apache-2.0")
     assert capfd.readouterr().err.startswith(f"fetching timm's {ENTRY}, 18.8 MB from http")
     assert asked[-1] == f"timm/{ENTRY}/model.safetensors"
+    named = weights_of("", {"model.pretrained": True, "model.name": f"timm/{ENTRY}"}, False)[0]
+    assert named.settings == found.settings
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
         ({"model.name": "timm/no_such_network"}, "the Hugging Face hub has no weights of timm/no_such_network"),
         ({"model.name": "s36", "model.fields.depth": 2}, "none, because --model.fields.depth changes the network"),
         ({"model.name": "timm/gcvit_tiny"}, "the Hugging Face hub has no weights of timm/gcvit_tiny"),
-        ({"model.pretrained": True}, ""),
+        ({"model.pretrained": False}, ""),
     ],
 )
 def test_a_network_without_published_weights_starts_from_scratch(given: dict, expected: str, asked: list[str]) -> None:

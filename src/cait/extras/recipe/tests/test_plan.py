@@ -45,12 +45,13 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     assert "planned anew: 2 epochs, because one takes" in caplog.text
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 7)
     caplog.clear()
-    long = fit("long", "--plan_minutes=1000")
+    long = fit("long", "--plan_minutes=1000", "--trainer.max_epochs=4")
     assert epochs(long) == 6  # the last one is validated
     assert "planned anew: 6 epochs, no more, whatever the time" in caplog.text
     rates = [float(row["lr"]) for row in rows(long) if row["lr"]]
     assert rates[-1] < 0.05 * max(rates)  # the cosine ends with the run
     assert epochs(fit("own", "--plan_minutes=1e-3", module=OwnSchedule)) == 2
+    assert epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8  # more than the most
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")
     assert "plan_minutes must be above 0 or null, got -1" in capsys.readouterr().err
@@ -74,7 +75,7 @@ def test_a_run_that_is_killed_after_the_plan_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 4)
-    words = ["--plan_minutes=1000", "--ema.decay=0.9", "--save_every_n_steps=1"]
+    words = ["--plan_minutes=1000", "--trainer.max_epochs=2", "--ema.decay=0.9", "--save_every_n_steps=1"]
     whole = fit("whole", *words)
     assert epochs(whole) == 4
     with pytest.raises(SystemExit):
