@@ -4,6 +4,7 @@ import os
 
 import joblib
 import pytest
+from harness import python
 
 from cait import cores
 from cait.cli import main
@@ -43,3 +44,22 @@ def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
     main(["--version"])
     found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
     assert found == ({given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_imports_wait_for_no_collector_and_a_network_finds_the_usual_one() -> None:
+    code = """
+import gc
+from cait import cores
+usual = gc.get_threshold()
+cores.before_torch()
+rare = gc.get_threshold()
+from cait.model.network import NetworkSettings
+network = NetworkSettings("timm/test_vit", 32, 3)
+assert gc.get_threshold() == rare != usual
+network.build()
+assert gc.get_threshold() == usual
+cores.before_torch()
+assert gc.get_threshold() == usual
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,9 @@
 """What a process takes of its machine: cores, and what torch reads when it is loaded."""
 
+import gc
 import os
 import signal
+import sys
 from typing import Any
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -11,8 +13,20 @@ A scheduler and a terminal send them to the whole group of processes.
 """
 
 
+USUAL, IMPORTING = gc.get_threshold(), 100_000
+"""How many new objects Python's collector waits for. Imports make a million that stay, at which it looks in vain."""
+
+
+def after_imports() -> None:
+    """Collect as usual again, if `before_torch` has changed it: what training leaves may hold much memory."""
+    if gc.get_threshold()[0] == IMPORTING:
+        gc.set_threshold(*USUAL)
+
+
 def before_torch() -> None:
     """Set what torch reads from the environment when it is loaded, unless the user has set it."""
+    if "torch" not in sys.modules:
+        gc.set_threshold(IMPORTING)
     # CPU threads that spin while they wait make a run five to twenty times slower if another job uses the same cores.
     # Alone they are up to 1.5 times faster: set OMP_WAIT_POLICY=ACTIVE if you know that nothing else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from cait import plugins, references
+from cait import cores, plugins, references
 from cait.errors import UserError, did_you_mean, tell_once, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
@@ -73,6 +73,7 @@ class NetworkSettings:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         assert self.img_size is not None
         assert self.num_classes is not None
+        cores.after_imports()
         built = create_model(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
