@@ -55,11 +55,18 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     return found, seems[found]
 
 
-def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], groups: Mapping[str, str]) -> list[Row]:
+def write(
+    folder: Path,
+    class_names: Sequence[str],
+    folds: Sequence[Scored],
+    groups: Mapping[str, str],
+    test: Sequence[tuple[str, str]] = (),
+) -> list[Row]:
     """Write `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it. `groups` has the
-    group of each path, if images have any.
+    group of each path, if images have any. `test` are path and label of images that are in no fold; they stay apart by
+    a column `split`.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
@@ -74,6 +81,12 @@ def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], gro
         (paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", "")))
         for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested))
     ]
-    head = ["path", "label", "probability", "suggestion", "its probability", *(["group"] if groups else [])]
-    disk.write_csv(folder / DOUBTFUL, head, [(*row, groups[row[0]]) if groups else row for row in rows])
+    head = ["path", "label", "probability", "suggestion", "its probability"]
+    listed: list[Sequence[str]] = [*rows, *((*each, "", "", "") for each in test)]
+    if groups:
+        head, listed = [*head, "group"], [(*row, groups.get(row[0], "")) for row in listed]
+    if test:
+        splits = ["train"] * len(rows) + ["test"] * len(test)
+        head, listed = [*head, "split"], [(*row, split) for row, split in zip(listed, splits, strict=True)]
+    disk.write_csv(folder / DOUBTFUL, head, listed)
     return rows[: len(suggested)]

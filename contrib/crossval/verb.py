@@ -11,13 +11,14 @@ from rich.table import Table
 
 from cait import ckpt, disk
 from cait.cli import saved
-from cait.cli.options import Options
+from cait.cli.options import Line, Options
 from cait.data.listing import below
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.configurations import check_run_name, typed
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import flatten
 from contrib.crossval import doubt, doubtful_page
 from contrib.runner import OUTPUT, failure, interruptible, refuse_chosen, train_run
 
@@ -39,7 +40,8 @@ def crossval(arguments: list[str], program: Program) -> None:
     given, settings = parser.parse_known_args(arguments)
     refuse_chosen(settings, "data.fold")
     if "data.folds" not in typed(settings):
-        settings.append(f"--data.folds={FOLDS}")
+        named = {name: value for _, layer in Line("fit", settings).layers for name, value in flatten(layer).items()}
+        settings.append(f"--data.folds={named.get('data.folds') or FOLDS}")
     options = Options("crossval")
     options.add_argument("--data.folds", dest="folds", nargs="?")
     folds = options.parse_known_args(settings)[0].folds
@@ -133,7 +135,9 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
     groups = {below(data.root, path): group for path, group in data.source.groups.items()}
-    rows = doubt.write(folder, data.source.class_names, scored, groups)
+    names = data.source.class_names
+    test = [(below(data.root, path), names[label]) for path, label in data.source.test or ()]
+    rows = doubt.write(folder, names, scored, groups, test)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))

@@ -65,6 +65,8 @@ class ReplayCLI(CaiTCLI):
             kwargs["max_epochs"] = self.asked.planned["epochs"]
         if self.asked.data_only:
             return self._any_trainer(kwargs | dict(logger=False))
+        if self.asked.ckpt_path is not None:
+            self.model.starts_anew = False  # the weights that the run began with may be gone
         start = self.checkpoint_step or 0
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from cait import disk
 from cait.data.dataset import Samples
+from cait.data.listing import below
 from cait.data.reading import UnreadableImageError, open_bytes
 from cait.data.source import DataSource
 from cait.errors import UserError
@@ -66,7 +67,7 @@ def make(
     """
     sets = {"train": source.train, "val": source.val}
     names = {
-        split: [os.fsencode(samples.name(index)[len(root) + 1 :]) for index in range(len(samples))]
+        split: [os.fsencode(below(root, samples.name(index))) for index in range(len(samples))]
         for split, samples in sets.items()
     }
     head: dict[str, Any] = {"class_names": source.class_names, "images_per_chunk": images}

@@ -148,13 +148,18 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
             check_shape(value[key], shape[...], path, f"{name}.{key}".lstrip("."))
 
 
+WANDB = "wandb"
+
+
 def check_inside(folder: Path) -> None:
     """Refuse a run's folder with a link out of it, or with a pipe or a device, whatever its name.
 
-    What is written to it would land elsewhere, and what is read be copied.
+    What is written to it would land elsewhere, and what is read be copied. W&B's own folder is left out: it links to
+    the user's cache, and nothing else reads or writes there.
     """
     home = folder.resolve()
     for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != WANDB or Path(place, name).is_symlink()]
         for path in (Path(place, name) for name in (*folders, *files)):
             with suppress(FileNotFoundError):  # a run that trains replaces its files
                 mode = path.lstat().st_mode

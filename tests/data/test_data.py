@@ -5,7 +5,7 @@ import os
 import re
 import struct
 import zlib
-from io import BytesIO
+from io import BytesIO, UnsupportedOperation
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -463,6 +463,23 @@ BREAKS = {
     "a cut PNG": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00"),
     "vanished": lambda path: (path.unlink(), path.symlink_to("/nowhere/gone.jpg")),
 }
+
+
+class OneWay(BytesIO):
+    """A stream that cannot go back, as an answer over HTTP."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: object) -> int:
+        raise UnsupportedOperation("seek")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_stream_that_cannot_go_back_is_read_once(kind: str, photographs: list[Image.Image]) -> None:
+    photographs[0].resize((60, 40)).save(file := BytesIO(), kind)
+    expected = np.asarray(load_image(BytesIO(file.getvalue())))
+    assert np.array_equal(np.asarray(load_image(OneWay(file.getvalue()))), expected)
 
 
 def test_the_list_of_unreadable_images_takes_any_name(tmp_path: Path) -> None:

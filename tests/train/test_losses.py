@@ -206,6 +206,13 @@ def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path: Path) 
     assert all(torch.equal(value, own[key]) for key, value in student.teacher.network.state_dict().items())
 
 
+def test_a_teacher_of_a_fixed_size_may_be_built_for_another(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit", num_classes=7, img_size=96).state_dict(), path := tmp_path / "vit.pth")
+    student = distilled(path, teacher="test_vit", teacher_fields={"img_size": 96})
+    trainer(max_epochs=1).fit(student, loader())
+    assert student.teacher.img_size == 96
+
+
 def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.ckpt").write_bytes(b"PK\x03\x04")
     torch.save({"state_dict": {}, "global_step": 1}, tmp_path / "other.ckpt")

@@ -41,7 +41,10 @@ def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Pat
         assert torch.equal(value, again.state_dict()[key]), key
         assert torch.equal(value, loaded.state_dict()[key]), key
     image = next((digits_root / "val/7").iterdir())
-    assert again.predict(image) == loaded.predict(image)
+    assert again.predict(image) == loaded.predict(image) == net.predict(image)
+    letters = [*"abcdefghij"]
+    trainer(max_steps=1).fit(loaded, data(digits_root, mean=[0.1, 0.2, 0.3], class_names=letters))
+    assert loaded.predict(image, top_k=1)[0]["class"] in letters
 
 
 @pytest.mark.parametrize("others", [{}, {"img_size": 8}])  # with both the network is built before the data are known

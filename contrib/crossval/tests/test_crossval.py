@@ -91,6 +91,13 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
     assert {os.path.relpath(path, "data/digits"): group for path, group in source.groups.items()} == groups
 
+    apart = [path for path in images(Path("data/digits")) if path not in paths][:5]
+    tests = [(path, Path(path).parent.name) for path in apart]
+    doubt.write(here, [str(digit) for digit in range(10)], halves, {}, tests)
+    source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
+    assert {os.path.relpath(path, "data/digits") for path, _ in source.test} == {*apart}
+    assert len(source.train) + len(source.val) == len(paths)
+
 
 def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path) -> None:
     data = ImageNetDataModule(root=str(tmp_path), background="#ff0000")
@@ -153,6 +160,10 @@ def test_a_cross_validation_that_cannot_begin_leaves_nothing(here: Path, capsys:
     told = "the data folder nowhere does not exist; name yours with --data.root"
     assert (stop.value.code, capsys.readouterr().err) == (2, f"cait: error: {told}\n")
     assert not (here / "logs/none").exists()
+    (here / "one.yaml").write_text("data: {folds: 1}")
+    with pytest.raises(SystemExit):
+        main(["crossval", "none", *SHORT, "--config=one.yaml"])
+    assert capsys.readouterr().err == "cait: error: --data.folds must be at least 2, got 1\n"
 
 
 def test_a_second_process_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

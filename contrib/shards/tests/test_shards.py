@@ -119,6 +119,14 @@ def test_a_folder_of_every_mode_gives_the_same_batches_from_all_places(
         )
 
 
+def test_the_folder_that_one_is_in_gives_the_names_that_its_path_gives(
+    digits_root: Path, digit_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(digits_root)
+    out = make(Path(), tmp_path / "digits", "--images", "100", "--workers", "2")
+    assert module(out).state_dict() == module(digit_shards).state_dict()
+
+
 def test_litdata_reads_them_too(digit_shards: Path, digits_root: Path) -> None:
     from litdata import StreamingDataset
 

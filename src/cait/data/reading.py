@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -115,11 +116,23 @@ def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes
     Raises OSError if it cannot be opened, UnreadableImageError if it is no regular file or has more than `MOST_BYTES`.
     """
     if not isinstance(image, str | Path):
-        return nullcontext(image)
+        goes_back = not hasattr(image, "seekable") or image.seekable()
+        return nullcontext(image if goes_back else _kept(image))
     try:
         return open_file(image, MOST_BYTES)
     except UserError as error:
         raise UnreadableImageError(f"cannot read the image {image}: it{str(error).removeprefix(str(image))}") from error
+
+
+def _kept(stream: IO[bytes]) -> IO[bytes]:
+    """What a stream that cannot go back still has to give, such as an answer over HTTP."""
+    held = BytesIO()
+    while part := stream.read(2**20):
+        held.write(part)
+        if held.tell() > MOST_BYTES:
+            raise UnreadableImageError(f"cannot read the image: it has more than {MOST_BYTES:,} bytes")
+    held.seek(0)
+    return held
 
 
 class Bounded:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt, loops
+from cait import ckpt, loops, plugins
 from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -139,13 +139,20 @@ class CaiTModule(LightningModule):
         return super().__getattr__(name)
 
     def configure_callbacks(self) -> list[Any]:
-        """Build the network for the data, in the first hook: other callbacks already use it in their `setup`."""
+        """Build the network for the data, in the first hook: other callbacks already use it in their `setup`.
+
+        Returns what the module's settings need of extras, if the Trainer has not got it from the command line.
+        """
         built = hasattr(self, "model")
         if not built or self.trainer.state.fn == "fit":
             self.architecture = replace(self.architecture, **take_from_data(self, self.trainer.datamodule))  # type: ignore[attr-defined]
         if not built:
             self._build()
-        return []
+        if self.trainer.state.fn != "fit":
+            return []
+        present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
+        needed = plugins.step_callbacks(self, self.trainer.datamodule)  # type: ignore[attr-defined]
+        return [callback for callback in needed if type(callback) not in present]
 
     def setup(self, stage: str) -> None:
         if self.starts_anew:  # only once: later it would overwrite what was trained since
@@ -153,6 +160,11 @@ class CaiTModule(LightningModule):
         self.starts_anew = False
         if stage != "fit":
             return
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if (names := self._classes_of_data()) is not None:  # for `predict`, once it is trained
+            self.class_names = names
+            self.eval_transform = getattr(data, "eval_transform", None)
+            self.reading = data.preprocessing.reading if hasattr(data, "preprocessing") else None
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
         counts = not self.hparams.get("freeze_norm") and network.counts_twice(self.model)
         if self.architecture.grad_checkpointing and counts:
@@ -160,7 +172,6 @@ class CaiTModule(LightningModule):
         if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
-            data = self.trainer.datamodule  # type: ignore[attr-defined]
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)

@@ -105,6 +105,8 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
         # A decay of 0 would give a single group, and no checkpoint could change it.
         groups = timm.optim.param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)
         return [group | {"weight_decay": group["weight_decay"] * weight_decay} for group in groups]
+    if not hasattr(network, "group_matcher"):
+        raise UserError(f"{type(network).__name__} names no layers, which layer_decay needs: give it group_matcher()")
     return timm.optim.param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cait import ckpt, disk, references, signature
 from cait.data.listing import CONFIG
-from cait.errors import UserError, abbreviate, one_line
+from cait.errors import UserError, abbreviate, one_line, told_as
 from cait.model import network
 from cait.model.network import NetworkSettings
 from cait.model.weights import HEAD_ANEW, load_weights
@@ -74,13 +74,18 @@ def load_teacher(
         teacher = _of_timm(settings, student.num_classes)
         cfg = teacher.pretrained_cfg
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
-        img_size = cfg["input_size"][-1] if cfg.get("fixed_input_size") else None
+        fields = settings.teacher_fields or {}
+        takes_any = fields.get("dynamic_img_size") or not cfg.get("fixed_input_size")
+        img_size = fields.get("img_size") or (None if takes_any else cfg["input_size"][-1])
     if (has := len(students[0])) != (wanted := len(own[0])) and (has, wanted) != (1, 3):
         problem = f"the teacher {name} takes {wanted} channels, the student {has}"
         raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    return Teacher(teacher, own, img_size, students)
+    found = Teacher(teacher, own, img_size, students)
+    with told_as(f"the teacher {name} fails on images of the student"):
+        found(torch.zeros(1, has, student.img_size or 32, student.img_size or 32))
+    return found
 
 
 def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:

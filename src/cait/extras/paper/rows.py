@@ -3,6 +3,7 @@
 The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cait import CONFIGS
+from cait import CONFIGS, disk
 from cait.cli.options import Line, Options
 from cait.errors import UserError, did_you_mean, table_console, to_type
 from cait.extras import curves
@@ -197,6 +198,13 @@ def show(arguments: list[str], program: Program) -> None:
 
 def _reproduced(row: Row) -> str:
     """The last accuracy of the row's run in logs/, if that is of the row's network, else "not run"."""
+    if row.evaluate:
+        shape = {"model": str, "class_names": [str], "raw": {"acc1": (int, float)}}
+        with contextlib.suppress(OSError, UserError):
+            scored = disk.read_json(row.run_dir / rundir.EVALUATION, shape)
+            if (scored["model"], len(scored["class_names"])) == (row.settings["model.name"], 1000):
+                return f"{scored['raw']['acc1']:.2f}"
+        return "not run"
     try:
         trained = configurations.settings(row.run_dir / "hparams.yaml")
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]

@@ -6,6 +6,7 @@ Utilizing Intermediate Representations for Better Transfer Learning", Evci et al
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,10 @@ class SeesIntermediates:
     asked: ClassVar[dict[str, bool]]
     """Arguments of timm's `forward_intermediates`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, has_more = type(self).__bases__[1], bool(self.asked)
+        return _blank, (kind, has_more), self.__dict__
+
     def intermediates(self: Any, images: Tensor) -> Tensor:
         """[B, D] of images [B, C, S, S]: the means of what the stages give, then what the head saw before."""
         last, stages = self.forward_intermediates(images, **self.asked)
@@ -28,6 +33,18 @@ class SeesIntermediates:
 
     def forward(self: Any, images: Tensor) -> Tensor:
         return self.get_classifier()(self.intermediates(images))
+
+
+@cache
+def seeing(kind: type, has_more: bool) -> type:
+    """The class of a timm network of this kind whose head sees its intermediates, maybe more than a stage per size."""
+    own = {"__module__": __name__, "asked": {"extra_blocks": True} if has_more else {}}
+    return type(f"{kind.__name__}WithIntermediates", (SeesIntermediates, kind), own)
+
+
+def _blank(kind: type, has_more: bool) -> Any:
+    """An object without anything, as pickle and copy begin with."""
+    return object.__new__(seeing(kind, has_more))
 
 
 def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.Module:
@@ -39,15 +56,13 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
         raise UserError(f"intermediates must be true or false, got {is_asked!r}")
     if not is_asked:
         return network
-    kind, head = type(network), network.get_classifier()
+    kind: Any = type(network)
+    head = network.get_classifier()
     if not isinstance(head, nn.Linear):
         raise UserError(f"{kind.__name__} does not end in one linear layer, which is to see its intermediates")
     if not hasattr(kind, "forward_intermediates"):
         raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
-    has_more = "extra_blocks" in inspect.signature(network.forward_intermediates).parameters  # than a stage per size
-    asked = {"extra_blocks": True} if has_more else {}
-    own = {"__module__": __name__, "asked": asked}
-    network.__class__ = type(f"{kind.__name__}WithIntermediates", (SeesIntermediates, kind), own)
+    network.__class__ = seeing(kind, "extra_blocks" in inspect.signature(network.forward_intermediates).parameters)
     told = told_as(f"{kind.__name__} gives no intermediates for images of {list(shape)}")
     with told, in_evaluation(network), torch.no_grad():
         width = network.intermediates(torch.zeros(1, *shape)).shape[1]

@@ -44,6 +44,8 @@ class SolveHead(Callback):
         start: Any = trainer
         if start.ckpt_path is not None or start.fast_dev_run or not self._is_new(pl_module):
             return
+        if start.datamodule is None:
+            raise UserError("solve_head reads the training images of a data module: give fit() one, or set it to false")
         layers = classifiers(pl_module.model)
         if other := [layer for layer in layers if not isinstance(layer, nn.Linear) or layer.bias is None]:
             reason = f"{pl_module.name} ends in {type(other[0]).__name__}, not in Linear with a bias"

@@ -18,10 +18,10 @@ from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError, say, tell
 from cait.extras.frames import told_of_frames
-from cait.extras.recipe.figures import CHANNELS, Survey, Trial, survey, this_machine
+from cait.extras.recipe.figures import Survey, Trial, survey, this_machine
 from cait.extras.recipe.race import OF_WEIGHTS, enter
 from cait.extras.recipe.rules import Recipe, choose
-from cait.extras.recipe.weights import beside_a_configuration, weights_of
+from cait.extras.recipe.weights import CHANNELS, beside_a_configuration, weights_of
 from cait.guards.configurations import is_overlay
 from cait.references import is_path
 from cait.run.program import Program

@@ -25,6 +25,7 @@ from cait.data.reading import Reading, load_image, open_image
 from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.frames import thumbnail
+from cait.extras.recipe.weights import CHANNELS
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.model.weights import HEAD_ANEW, lower_keys
 from cait.run.program import Program
@@ -42,7 +43,6 @@ MOST_STEPS = 4000
 TRIES, LIMIT = (4, 4, 16, 16), 2.0
 """Images of the steps at a size, and seconds after which no pair follows. The fastest step counts: the first of a pair
 also chooses kernels, and other work on the machine slows some of them down."""
-CHANNELS = "model.fields.in_chans"
 
 
 @dataclass(frozen=True)

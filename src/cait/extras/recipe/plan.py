@@ -33,8 +33,9 @@ class Plan(Callback):
             raise UserError(f"plan_minutes must be above 0 or null, got {self.minutes:g}")
         self.first: int = run.trainer.max_epochs
         """The epochs that were planned before."""
-        self.epochs: int | None = None
-        """Those that are planned now."""
+        is_typed = "trainer.max_epochs" in run.typed and "plan_minutes" not in run.typed
+        self.epochs: int | None = self.first if is_typed else None
+        """Those that are planned now, or typed beside minutes of a file."""
         self.step, self.before = 0, self.first
         """The steps that were done then, and the epochs that were planned until then."""
         self.typed = run.typed

@@ -9,21 +9,10 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import (
-    CHANNELS,
-    EPOCH,
-    OVERHEAD,
-    SETUP,
-    Machine,
-    Settings,
-    Survey,
-    Trial,
-    devices_of,
-    most_epochs,
-)
-from cait.extras.recipe.weights import INTERMEDIATES, Weights
+from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
+from cait.extras.recipe.weights import CHANNELS, INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
-from cait.references import TIMM
+from cait.references import TIMM, is_path
 from cait.train.metrics import metric_of_best
 
 SMALL = 64
@@ -83,7 +72,10 @@ class Recipe:
 
     @property
     def solves_head(self) -> bool:
-        """Whether the run solves a head before the first step, which is an extra's work. A run of ours brings one."""
+        """Whether the run solves a head before the first step, which is an extra's work.
+
+        Not from a run of ours, whose settings have a size: it knows too little for that, see benchmark.md.
+        """
         is_new = self.weights is not None and "data.img_size" not in self.weights.settings
         return is_new and "pretrained" in plugins.extras() and self.held.get("model.solve_head", True)
 
@@ -293,7 +285,8 @@ def optimize(recipe: Recipe) -> None:
         if recipe.trains_head_alone:
             note = "none: the head is solved"
     elif recipe.weights:
-        recipe.take("model.layer_decay", 0.75)
+        if not is_path(recipe.held.get("model.name", "xxs24")):  # one's own may name no layers
+            recipe.take("model.layer_decay", 0.75)
         rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
     elif recipe.is_cait and "model.optimizer" not in recipe.given:
         recipe.take("model.optimizer", "muon")

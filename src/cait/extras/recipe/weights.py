@@ -16,6 +16,7 @@ from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_conf
 from cait.references import TIMM
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
+CHANNELS = "model.fields.in_chans"
 INTERMEDIATES = "model.fields.intermediates"
 """Whether the head of a timm network sees all stages, a field that the extra `pretrained` adds."""
 WAIT = 3.0
@@ -47,7 +48,7 @@ def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[We
     if source == "none" or "model.pretrained" in given:
         return None, ""
     fields = {name for name in given if name.startswith("model.fields.")}
-    if changing := fields - {"model.fields.in_chans", INTERMEDIATES}:
+    if changing := fields - {CHANNELS, INTERMEDIATES}:
         return None, f"none, because --{min(changing)} changes the network"
     try:
         return published(given, has_gpu), ""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from cait.errors import UserError, to_install
 from cait.plugins import Run, Setting
+from cait.run import rundir
 
 SETTINGS = [
     Setting(
@@ -42,11 +43,12 @@ def callbacks(run: Run) -> list[Any]:
     if run.first_step == 0 and ((run.config.logger_args and not name) or (name and not logs)):
         given, other = ("--logger", "--trainer.logger") if name else ("--logger_args", "--logger")
         raise UserError(f"{given} does nothing without {other}: leave it out")
-    if not name or not logs or run.trainer.fast_dev_run:  # these log nothing
+    inside = (run.folder.parent / rundir.CONFIG).is_file()  # of another run's folder, whose place it may take
+    if not name or not logs or run.trainer.fast_dev_run or inside:  # these log nothing
         return []
     from lightning.pytorch.callbacks import LambdaCallback
 
     from cait.extras.trackers.trackers import tracker
 
-    logger = tracker(name, run.config.logger_args, run.folder, resumed=run.first_step > 0)
+    logger = tracker(name, run.config.logger_args, run.folder)
     return [LambdaCallback(setup=lambda trainer, *_, stage: trainer.loggers.append(logger))]

@@ -49,16 +49,16 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def tracker(name: str, settings: dict[str, Any], run_dir: Path, resumed: bool) -> Logger:
+def tracker(name: str, settings: dict[str, Any], run_dir: Path) -> Logger:
     """Make and start the logger of a tracker, so that its errors come before training begins.
 
-    A `resumed` run goes on under the id that it has there. Raises UserError if the tracker cannot start, because its
-    package is missing or it cannot be reached.
+    A run that is resumed goes on under the id that it has there, which its folder holds. Raises UserError if the
+    tracker cannot start, because its package is missing or it cannot be reached.
     """
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
     path = run_dir / f"{name}.json"
-    known = disk.read_json(path, {"id": str})["id"] if resumed and path.is_file() else None
+    known = disk.read_json(path, {"id": str})["id"] if path.is_file() else None
     try:
         logger, id = _make(name, settings, run_dir, known)
         _ = logger.experiment

@@ -31,10 +31,15 @@ def compare(arguments: list[str], program: Program) -> None:
         _print("metric", [*folders], _metrics([*logged.values()]))
     from cait.extras import plots
 
-    names = "-".join(folder.name for folder in folders.values())
-    output = given.output or folders[given.runs[0]].parent / f"compare-{names}.png"
+    output = given.output or folders[given.runs[0]].parent / picture([folder.name for folder in folders.values()])
     plots.write(curves.draw(logged), output)
     print(os.path.relpath(output))
+
+
+def picture(names: Sequence[str]) -> str:
+    """The file for the curves of runs of these names; it may have 255 bytes."""
+    name = f"compare-{'-'.join(names)}.png"
+    return name if len(os.fsencode(name)) <= 255 else f"compare-{names[0]:.50}-and-{len(names) - 1}-more.png"
 
 
 def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:

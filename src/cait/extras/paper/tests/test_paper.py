@@ -1,5 +1,6 @@
 """Each row of the paper's tables: its network, its hyper-parameters, its command, and a step of each kind."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -212,9 +213,16 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text("epoch,step,val/acc1\n0,9,1.5\n1,19,\n1,19,78.25\n")
         (folder / "hparams.yaml").write_text(yaml.safe_dump(hparams(row) | other))
+    scored = tmp_path / "logs/table8-test-at-256"
+    scored.mkdir()
+    names = [f"{number}" for number in range(1000)]
+    model = row_named("table8/test-at-256").settings["model.name"]
+    about = {"model": model, "class_names": names, "raw": {"acc1": 79.5}}
+    (scored / "evaluation.json").write_text(json.dumps(about))
     main(["paper"])
     shown = capsys.readouterr().out
     assert shown.count("78.25") == 1
+    assert re.search(r"table8/test-at-256 .* 79\.50 ", shown)
     for line in (
         r"table1/layerscale-36 │ as adapted-36, residual layerscale +│ +82\.9 │ not run",
         r"table1/rezero-12 +│ as adapted-12, residual rezero +│ +78\.3 │ 78\.25 after 2 epochs",

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from cait.errors import UserError
-from cait.extras.pretrained.freeze import Freeze
 from cait.model.weights import lower_keys
 from cait.train.module import CaiTModule
 
@@ -27,7 +26,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def trained(module: CaiTModule, batches: list, folder: Path, start: Path | None = None, **settings: int) -> CaiTModule:
     """Train a module on batches as they are, in this process, perhaps from a checkpoint."""
     quiet: dict = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer = Trainer(accelerator="cpu", devices=1, callbacks=[Freeze()], default_root_dir=folder, **quiet, **settings)
+    trainer = Trainer(accelerator="cpu", devices=1, default_root_dir=folder, **quiet, **settings)
     trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=start)
     return module
 
@@ -181,6 +180,7 @@ def test_statistics_that_stay_are_not_counted_twice_where_activations_are_comput
     [
         ({"freeze": 1.5}, "freeze must be true, false, or a share of the layers below 1, got 1.5"),
         ({"freeze": 0.5, "name": f"{__name__}:Normed"}, "names no layers, which model.freeze 0.5 needs"),
+        ({"layer_decay": 0.5, "name": f"{__name__}:Normed"}, "Normed names no layers, which layer_decay needs"),
     ],
 )
 def test_shares_that_cannot_be_held_are_refused(settings: dict, words: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The head of a timm network sees every stage."""
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def test_the_head_sees_the_mean_of_each_stage_and_what_it_saw_before(entry: str)
         expected = torch.cat([*means, before], dim=1)
         head, logits = network.get_classifier(), network(images)
         torch.testing.assert_close(logits, head(expected))
-        assert torch.equal(copy.deepcopy(network)(images), logits)
+        for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+            assert type(again) is type(network)
+            assert torch.equal(again(images), logits)
 
 
 def test_weights_of_a_usual_head_leave_it_new_whatever_their_classes(tmp_path: Path) -> None:

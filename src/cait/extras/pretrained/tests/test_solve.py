@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import modules
 import numpy as np
 import pytest
 import timm
@@ -130,6 +131,12 @@ def test_the_head_of_a_sharded_network_is_not_solved() -> None:
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(shard_module=None))
     with pytest.raises(UserError, match=r"cannot be solved: set --model.solve_head false"):
         SolveHead().setup(trainer, None, "fit")
+
+
+def test_without_a_data_module_there_is_nothing_to_solve_on(here: Path) -> None:
+    how: dict = dict(name=NET, img_size=32, num_classes=7, weights="net.pth", solve_head=True, lr_base_size=None)
+    with pytest.raises(UserError, match="solve_head reads the training images of a data module"):
+        modules.trainer(max_epochs=1).fit(CaiTModule(**how), modules.loader(img_size=32))
 
 
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(

@@ -51,6 +51,8 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     rates = [float(row["lr"]) for row in rows(long) if row["lr"]]
     assert rates[-1] < 0.05 * max(rates)  # the cosine ends with the run
     assert epochs(fit("own", "--plan_minutes=1e-3", module=OwnSchedule)) == 2
+    Path("planned.yaml").write_text("plan_minutes: 0.001\n")
+    assert epochs(fit("typed", "--config=planned.yaml", "--trainer.max_epochs=4")) == 4
     assert epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8  # more than the most
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")

@@ -183,6 +183,8 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     assert "model.freeze" not in on_gpu
     kept = recipe(given=RESNET, measure=Typical(has_head=True), weights=PUBLISHED).settings
     assert (kept["model.freeze"], "model.fields.intermediates" in kept) == (0.33, False)
+    of_run = recipe(weights=Weights("a run's", RESNET | {"model.weights": "x.ckpt", "data.img_size": 64}))
+    assert (of_run.solves_head, of_run.settings["model.layer_decay"]) == (False, 0.75)
     distilled = recipe(given={"model.name": "timm/deit_tiny_distilled_patch16_224"}, weights=PUBLISHED).settings
     assert "model.fields.intermediates" not in distilled
     rare = recipe(uneven(30), RESNET, weights=PUBLISHED).settings

@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from harness import SMALL, python
 from mlflow.tracking import MlflowClient
 
+from cait import disk
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.trackers import callbacks
 from cait.extras.trackers.trackers import tracker
 
 SHORT = [*SMALL, "--model.fields.depth=1", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
@@ -28,7 +32,7 @@ def test_what_cannot_start_says_why(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(UserError, match=message) as error:
-        tracker(name, settings, tmp_path / "one", resumed=False)
+        tracker(name, settings, tmp_path / "one")
     assert "\n" not in str(error.value)
 
 
@@ -50,7 +54,7 @@ def test_names_that_mlflow_refuses_are_renamed_for_it(tmp_path: Path, monkeypatc
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     odd = ["recall@5", "recall#5", "größe", "/z", "a//b", "a/../b", "..", "", "x" * 300, "tab\tname", "f1 (macro)"]
-    logger = tracker("mlflow", {}, tmp_path / "one", resumed=False)
+    logger = tracker("mlflow", {}, tmp_path / "one")
     logger.log_metrics(dict.fromkeys(odd, 1.0), 1)
     logger.log_hyperparams({name: name for name in odd})
     logged = logger.experiment.get_run(logger.run_id).data
@@ -65,10 +69,21 @@ def test_a_missing_package_is_told_before_pytorch_is_imported() -> None:
     assert told == "cait: error: --logger comet needs its package: .venv/bin/pip install comet-ml\n"
 
 
+def test_a_run_inside_another_is_not_tracked(tmp_path: Path) -> None:
+    """One from scratch that races: if it takes the other's place, it goes on under the id that this has."""
+    (tmp_path / "config.yaml").touch()
+    trainer = SimpleNamespace(logger=True, fast_dev_run=False)
+    config = SimpleNamespace(logger="mlflow", logger_args={})
+    run: Any = SimpleNamespace(config=config, trainer=trainer, folder=tmp_path / "scratch", first_step=0)
+    assert callbacks(run) == []
+    assert not (tmp_path / "scratch").exists()
+
+
 def test_wandb_offline_keeps_its_id(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    first = tracker("wandb", {"offline": True}, tmp_path / "one", resumed=False)
+    first = tracker("wandb", {"offline": True}, tmp_path / "one")
     first.experiment.finish()
-    again = tracker("wandb", {"offline": True}, tmp_path / "one", resumed=True)
+    disk.check_inside(tmp_path / "one")  # although it has a link to the user's cache
+    again = tracker("wandb", {"offline": True}, tmp_path / "one")
     assert again.version == first.version == json.loads((tmp_path / "one/wandb.json").read_text())["id"]
     again.experiment.finish()

@@ -26,6 +26,11 @@ def runs(place: Path) -> None:
 pytestmark = pytest.mark.usefixtures("runs", "here")
 
 
+def test_the_picture_of_many_runs_has_a_name_that_a_disk_takes() -> None:
+    assert compare.picture(["long", "short"]) == "compare-long-short.png"
+    assert compare.picture([f"trial-{number:03d}" for number in range(30)]) == "compare-trial-000-and-29-more.png"
+
+
 def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     main(["compare", "long", "short"])
