@@ -23,7 +23,7 @@ from cait.errors import UserError
 from cait.model.network import in_evaluation, logits_of
 
 BATCH = 64
-SIDE = 64
+SIDE = 32
 """Larger images are averaged down to this many pixels a side before their pixels are kept."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 """Values of C as scikit-learn has it: the larger, the weaker the regularization."""

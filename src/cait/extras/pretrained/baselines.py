@@ -101,11 +101,7 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
     largest = np.full(len(val.labels), (images * validates).argmax())
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(largest, val.labels)
     if solved:
-        yield {
-            "name": "linear probe",
-            "how": "the head solved before the first step",
-            "seconds": 0.0,
-        } | solved
+        yield dict(name="linear probe", how="the head solved before the first step", seconds=0.0, **solved)
     inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
     if train.features.size:
         inputs.append(("linear probe", "logistic regression on the network's features", train.features, val.features))
