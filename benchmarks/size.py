@@ -38,8 +38,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(7024, 6500),
-    "lines of all source without tests": Limit(16148, 12500),
-    "lines of its tests": Limit(17758, 12900),
+    "lines of all source without tests": Limit(16150, 12500),
+    "lines of its tests": Limit(17770, 12900),
     "lines of contrib without tests": Limit(4469, 3900),
     "lines of contrib's tests": Limit(3945, 3300),
     "kinds of what an extra adds": Limit(13, 12),

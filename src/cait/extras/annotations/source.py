@@ -163,7 +163,9 @@ class AnnotatedSource(FolderSource):
             held = pool or self._of_split("test")
             return held, held
         if self.val_list:
-            train, val = hold_listed(pool, self.root, self.val_list)
+            marked = {path for path, _ in val}  # some may have come since the list was written: they never train
+            rest, val = hold_listed(pool, self.root, self.val_list)
+            train = Files(sample for sample in rest if sample[0] not in marked)
         elif self.asked.folds or (train and not val):
             folds, fold = self.asked.folds, self.asked.fold
             train, val = taken(pool, self._divide(pool, folds)[fold]) if folds else self._hold_out(pool)

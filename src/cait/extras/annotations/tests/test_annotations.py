@@ -293,6 +293,18 @@ def test_a_run_of_two_folders_is_scored_on_a_whole_table(here: Path, capsys: pyt
     assert told in capsys.readouterr().err
 
 
+def test_an_image_that_is_marked_to_validate_never_trains(here: Path) -> None:
+    """Although a run goes on with the list of those that it has validated on."""
+    table = Path(write_table()).read_text()
+    source = open_source("data/digits", labels="labels.csv")
+    Path("held.csv").write_text("\n".join(["path", *below(source.val)]))
+    more = next(line for line in table.splitlines() if line.endswith("train"))
+    Path("labels.csv").write_text(table.replace(more, f"{more.rpartition(',')[0]},valid"))
+    again = open_source("data/digits", labels="labels.csv", val_list="held.csv")
+    assert below(again.val) == below(source.val)
+    assert {*below(source.train)} - {*below(again.train)} == {more.split(",")[0]}
+
+
 def test_a_table_of_no_labels_is_refused(here: Path) -> None:
     Path("none.csv").write_text(f"path,label\n{ONE},;\n")
     with pytest.raises(UserError, match=r"--data.labels none.csv has no label, at least 2 are needed"):
