@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(7024, 6500),
-    "lines of all source without tests": Limit(16150, 12500),
+    "lines of all source without tests": Limit(16148, 12500),
     "lines of its tests": Limit(17770, 12900),
     "lines of contrib without tests": Limit(4469, 3900),
     "lines of contrib's tests": Limit(3945, 3300),
@@ -50,7 +50,7 @@ LIMITS = {
     "files of a step": Limit(8, 8),
     "lines of a step": Limit(1443, 1429),
     "files of a checkpoint and its resume": Limit(14, 13),
-    "lines of a checkpoint and its resume": Limit(2766, 2280),
+    "lines of a checkpoint and its resume": Limit(2763, 2280),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(13, 13),

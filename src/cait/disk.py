@@ -148,9 +148,6 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
             check_shape(value[key], shape[...], path, f"{name}.{key}".lstrip("."))
 
 
-WANDB = "wandb"
-
-
 def check_inside(folder: Path) -> None:
     """Refuse a run's folder with a link out of it, or with a pipe or a device, whatever its name.
 
@@ -159,7 +156,7 @@ def check_inside(folder: Path) -> None:
     """
     home = folder.resolve()
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != WANDB or Path(place, name).is_symlink()]
+        folders[:] = [name for name in folders if name != "wandb" or Path(place, name).is_symlink()]
         for path in (Path(place, name) for name in (*folders, *files)):
             with suppress(FileNotFoundError):  # a run that trains replaces its files
                 mode = path.lstat().st_mode

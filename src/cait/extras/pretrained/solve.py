@@ -35,10 +35,11 @@ class SolveHead(Callback):
         self.is_solved, self.scores = state_dict["is_solved"], state_dict.get("scores", {})
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if stage == "fit" and hasattr(trainer.strategy, "shard_module"):
+        if stage != "fit":
+            return
+        if hasattr(trainer.strategy, "shard_module"):
             raise UserError("the head of a sharded network cannot be solved: set --model.solve_head false")
-        if stage == "fit":
-            self.drawn = [weight.clone() for weight in head_weights(pl_module)]
+        self.drawn = [weight.clone() for weight in head_weights(pl_module)]
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         start: Any = trainer

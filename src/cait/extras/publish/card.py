@@ -24,6 +24,11 @@ settings, the curves and how to use the model. With OWNER/NAME timm's files are 
 README, CURVES = "README.md", "curves.png"
 Content = Mapping[str, Any]
 """What a file holds."""
+SHARED_FIELDS = (
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
+    *("mlp_ratio", "qkv_bias"),
+)
+"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
 """Settings that are places on this machine."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -64,7 +69,6 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     Raises what `scores.read` does, and UserError if timm does not know the network.
     """
     from cait.extras import curves, plots, scores
-    from cait.extras.publish import exporting
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about, content = scores.read(folder, checkpoint, program.command("eval", folder)), ckpt.read_checkpoint(checkpoint)
@@ -83,6 +87,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     for name in ("config.json", "model.safetensors"):
         disk.remove(output / name)  # the weights may be older; files of others stay
     if given.repo:
+        from cait.extras.publish import exporting
+
         exporting.write(exporting.opened(str(folder), given, program)[0], "timm", output)
     plots.write(drawn, output / CURVES)
     with disk.atomic_write(output / README) as beside:
@@ -91,12 +97,10 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
 
 def _is_timms(model: Content) -> bool:
     """Whether timm knows the network of a run by its settings."""
-    from cait.extras.publish.formats import TIMM_FIELDS
-
     name, fields = model["name"], {field for field, value in (model.get("fields") or {}).items() if value}
     if name.startswith(TIMM):
         return fields.isdisjoint(plugins.by_name("TIMM_FIELDS"))
-    return name in VARIANTS and fields <= {*TIMM_FIELDS}
+    return name in VARIANTS and fields <= {*SHARED_FIELDS}
 
 
 def text(

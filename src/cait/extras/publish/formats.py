@@ -18,14 +18,10 @@ from torch import Tensor, nn
 from cait import references
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
+from cait.extras.publish.card import SHARED_FIELDS
 
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
-TIMM_FIELDS = (
-    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
-    *("mlp_ratio", "qkv_bias"),
-)
-"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
 ANY = "timm takes CaiT as published and its own networks, the other formats take any"
 
 
@@ -66,7 +62,7 @@ def _arguments(entry: str, config: Any) -> dict[str, Any]:
     _, name, img_size = entry.split("_")
     variant_config = references.locate("cait.model.config:variant_config")  # by name: a project may delete CaiT
     row = variant_config(name, img_size=int(img_size))
-    differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
+    differ = {key: getattr(config, key) for key in SHARED_FIELDS if getattr(config, key) != getattr(row, key)}
     if "mlp_ratio" in differ:
         differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
     return differ
