@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(7024, 6500),
-    "lines of all source without tests": Limit(16148, 12500),
+    "lines of all source without tests": Limit(16149, 12500),
     "lines of its tests": Limit(17770, 12900),
     "lines of contrib without tests": Limit(4469, 3900),
     "lines of contrib's tests": Limit(3945, 3300),

@@ -13,3 +13,8 @@ VERBS = {
         "[--format timm|torch_export|onnx|openvino] [--int8] [--output PATH]",
     ),
 }
+SHARED_FIELDS = (
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
+    *("mlp_ratio", "qkv_bias"),
+)
+"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""

@@ -12,6 +12,7 @@ from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, say
+from cait.extras.publish import SHARED_FIELDS
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 from cait.run import rundir
@@ -24,11 +25,6 @@ settings, the curves and how to use the model. With OWNER/NAME timm's files are 
 README, CURVES = "README.md", "curves.png"
 Content = Mapping[str, Any]
 """What a file holds."""
-SHARED_FIELDS = (
-    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
-    *("mlp_ratio", "qkv_bias"),
-)
-"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
 """Settings that are places on this machine."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")

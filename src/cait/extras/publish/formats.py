@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cait import references
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.extras.publish.card import SHARED_FIELDS
+from cait.extras.publish import SHARED_FIELDS
 
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
