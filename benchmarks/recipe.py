@@ -106,7 +106,7 @@ class Record(Callback):
         judged = 0.0
         if pl_module.teacher is not None:
             teacher = pl_module.teacher(images)
-            settings = pl_module.distillation
+            settings = pl_module.settings
             judged = distillation_loss(self.logits, teacher, settings.distillation, settings.distillation_tau).item()
         smoothing = pl_module.loss.label_smoothing
         targets = (1 - smoothing) * targets + smoothing / CLASSES  # what the loss makes of them

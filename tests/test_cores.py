@@ -56,7 +56,7 @@ rare = gc.get_threshold()
 from cait.model.network import NetworkSettings
 network = NetworkSettings("timm/test_vit", 32, 3)
 assert gc.get_threshold() == rare != usual
-network.build()
+network.build_network()
 assert gc.get_threshold() == usual
 cores.before_torch()
 assert gc.get_threshold() == usual

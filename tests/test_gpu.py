@@ -19,7 +19,7 @@ class Flat(CaiTModule):
     """The module at one learning rate, without the schedule of lightning-bolts."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        return self.optimizer_settings.build(self.model, lr=1e-3)
+        return self.settings.build_optimizer(self.model, lr=1e-3)
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -46,9 +46,9 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
 
 def _pixels(data: Any, path: str) -> np.ndarray:
     """An image as people see it, whole and small."""
-    how = replace(data.preprocessing.reading, shrink=SIDE)  # large files are read much faster so
+    how = replace(data.settings, shrink=SIDE)  # large files are read much faster so
     image = load_image(data.root / path, reading=how)
     if not isinstance(image, Image.Image):
-        image = Image.fromarray(plots.pixels(data.preprocessing.normalize(image), data.preprocessing))
+        image = Image.fromarray(plots.pixels(data.settings.normalize(image), data.settings))
     image.thumbnail((SIDE, SIDE))
     return np.asarray(image)

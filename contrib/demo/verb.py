@@ -15,7 +15,6 @@ from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run.program import Program
-from cait.settings import values
 from contrib.demo import web_runtime
 
 PAGE = Path(__file__).parent / "page"
@@ -39,7 +38,7 @@ def demo(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-    if loaded.data.has_own_eval_transform or loaded.data.preprocessing.reading.reader:
+    if loaded.data.has_own_eval_transform or loaded.data.settings.reader:
         raise UserError("the page cannot run a reader or evaluation transform of your own; `cait export` does")
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
@@ -78,7 +77,7 @@ def _write_network(loaded: loading.Loaded, folder: Path) -> None:
     from contrib.demo.saliency import WithSaliency
 
     shape, path = input_shape(loaded.module.hparams), folder / MODEL
-    settings = values(loaded.data.preprocessing) | loaded.task.metadata
+    settings = loaded.data.preprocessing | loaded.task.metadata
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
 
 
@@ -97,7 +96,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     except UserError as error:
         print(f"the page has no sample images: {error}")
         return []
-    names, how = loaded.label_names, loaded.data.preprocessing
+    names, how = loaded.label_names, loaded.data.settings
     classes = len(names)
     wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
     side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()
@@ -108,7 +107,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
         with contextlib.suppress(UnreadableImageError):
             raw, label = images[number]
             if label in wanted:
-                image = load_image(raw, images.name(number), how.reading)
+                image = load_image(raw, images.name(number), how)
                 scale = min(1, side / min(image.size))
                 copy = image.resize([max(1, round(scale * length)) for length in image.size])
                 Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")
@@ -147,7 +146,7 @@ def _write_page(
 ) -> None:
     from PIL import ImageColor
 
-    settings = values(loaded.data.preprocessing)
+    settings = loaded.data.preprocessing
     if settings["background"] is not None:  # browsers do not know all of Pillow's colors
         settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
     for file in PAGE.iterdir():

@@ -150,7 +150,7 @@ class ReplayCLI(CaiTCLI):
             places = batches.of_step(step) if asked.data_only else self.record.batches[step]
             all_places = [(*place, process) for place in places for process in range(self.trainer.world_size)]
             read = ((batches.read(*place), self._losses(*place)) for place in all_places)
-            several, preprocessing = len(all_places) > 1, self.datamodule.preprocessing
+            several, preprocessing = len(all_places) > 1, self.datamodule.settings
             written += contact_sheet.write(stem, step, read, several, asked.images, preprocessing)
             if not asked.data_only:
                 written.append(stem.with_name(f"{stem.name}-gradients.csv"))

@@ -147,7 +147,7 @@ class TrainingBatches:
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
         moved = data.on_before_batch_transfer(moved, 0)
         images, targets = data.on_after_batch_transfer(data.transfer_batch_to_device(moved, device, 0), 0)
-        if data.mixing.is_on:
+        if data.settings.mixes:
             self._note_mixing(seen, images.shape[-1], process)
         return Batch(images, targets, seen)
 
@@ -171,7 +171,7 @@ class TrainingBatches:
         before = torch.zeros(number, 1, size, size)
         before[number // 2 :] = 1
         seed = seeds.batch_mixing(data.seed, *data._position(), process)
-        after, shares = data.mixing(before.clone(), torch.arange(number), number, seed)
+        after, shares = data.settings.mix(before.clone(), torch.arange(number), number, seed)
         for place, image in enumerate(seen):
             change = (after[place, 0] - before[place, 0]).abs()
             if change.any():

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cait.errors import UserError
 from cait.plugins import Verb
-from cait.settings import check_choice, check_range, group
+from cait.settings import Group, In, group
 
 VERBS = {
     "shards": Verb(
@@ -23,23 +23,18 @@ PLAN = ".plan.json"
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Group):
     """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder"."""
 
     data_dir: str | None = None
     """For shards in a bucket it is the folder of their cache; None means data/cache."""
-    cache_gb: float = 20.0
+    cache_gb: Annotated[float, In("(0, inf)")] = 20.0
     """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
     order: Literal["published", "windowed"] = "published"
     """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
     it draws from `window` chunks at a time, see `contrib.shards.source.Windowed`."""
-    window: int = 8
+    window: Annotated[int, In("[1, inf)")] = 8
     """Chunks that the "windowed" order draws from."""
-
-    def __post_init__(self) -> None:
-        check_choice(self, {"order": ("published", "windowed")})
-        check_range(self, "[1, inf)", "window")
-        check_range(self, "(0, inf)", "cache_gb")
 
 
 GROUPS = {"data": "contrib.shards:Shards"}

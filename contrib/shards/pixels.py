@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import ExifTags, Image
 
 from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
 from cait.errors import UserError
-from cait.settings import check_range
+from cait.settings import Group, In
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Group):
     """How a training image is stored. A file that Pillow cannot read stays as it is: a run replaces and lists it."""
 
-    max_side: int | None = None
+    max_side: Annotated[int | None, In("[1, inf)")] = None
     """Images with a longer side than this are made smaller; None leaves their size."""
-    quality: int = 95
+    quality: Annotated[int, In("[1, 100]")] = 95
     """JPEG quality of an image that is made smaller."""
     raw: bool = False
     """Store each image as a PPM file, which holds RGB pixels, uint8 [height, width, 3], behind a short header."""
@@ -28,8 +28,7 @@ class Pixels:
     """Color behind transparent raw pixels, as in `Reading`."""
 
     def __post_init__(self) -> None:
-        check_range(self, "[1, inf)", "max_side")
-        check_range(self, "[1, 100]", "quality")
+        super().__post_init__()
         Reading(background=self.background)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any
 
 from cait import references
 from cait.errors import told_as
+from cait.settings import Rule, names_in
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -26,8 +27,8 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
-    "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields are settings of "data" or "model"; '
-    'or {"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
+    "GROUPS": 'dict[str, str]: {"data": "module:Name"}: a `cait.settings.Group` of settings of "data" or "model"; or '
+    '{"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
     "TIMM_FIELDS": 'dict[str, str]: {"name": "module:function"}: fields of timm networks; the function is called with '
     "the network, the value and the shape of an image, and returns a network",
     "add_settings": "(line, program): adds settings to a command line before it is parsed; see cait.cli.options.Line",
@@ -69,6 +70,8 @@ class Setting:
     help: str
     verbs: Sequence[str] = ()
     """Those that take it, "fit" or "eval"; none named means both."""
+    rules: Sequence[Rule] = ()
+    """As `cait.settings.In("[1, inf)")`."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +153,18 @@ def groups(part: str) -> list[type]:
 
 
 def without_use(root: str, settings: dict[str, Any]) -> list[str]:
-    """The settings of the data that extras add, and that none of those which open `root` has."""
-    names: dict[bool, set[str]] = {True: set(), False: set()}
+    """The settings of the data that extras add, and that no extra has which opens `root`."""
+    used: set[str] = set()
+    others: set[str] = set()
     for extra in extras().values():
-        if "data" in getattr(extra, "GROUPS", {}):
-            opens = extra.open_source(root, settings) is not None
-            names[opens] |= {field.name for field in fields(references.locate(extra.GROUPS["data"]))}
-    return sorted(names[False] - names[True])
+        if "data" not in getattr(extra, "GROUPS", {}):
+            continue
+        names = {*names_in(references.locate(extra.GROUPS["data"]))}
+        if extra.open_source(root, settings) is None:
+            others |= names
+        else:
+            used |= names
+    return sorted(others - used)
 
 
 def results(folder: Path) -> list[Results]:

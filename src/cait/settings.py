@@ -1,191 +1,206 @@
-"""Settings: written once, as the fields of dataclasses, and given by one flat list of names.
+"""Settings: fields of dataclasses, each with its rules in its type and its sentence as a string below it.
 
-A group is a dataclass of defaults, each with its sentence as a string below it, that checks itself in `__post_init__`.
-`flat` lets callers, YAML files and the command line give the fields of a constructor's groups by their own names.
+    @dataclass(frozen=True)
+    class Optimizer(Group):
+        lr: Annotated[float, In("[0, inf)")] = 1e-3
+        \"""Peak learning rate.\"""
+
+A class that takes settings passes them on, and the command line follows: `def __init__(self, **settings)` with
+`Optimizer(**settings)` in it has `--model.lr`, and its help shows the range.
 """
 
-import copy
 import functools
-import inspect
 import json
 import math
-import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cait import plugins
 from cait.errors import UserError, did_you_mean
 
 Settings = dict[str, Any]
 """As {"model.fields.depth": 36}."""
-Init = Callable[..., None]
 
 
-def flat(more: str = "") -> Callable[[Init], Init]:
-    """A decorator for a constructor that takes groups: callers give the groups' fields by name.
+class Rule:
+    """What holds for the value of a setting. Its text is for `--help`."""
 
-        @flat()
-        def __init__(self, model: Model, optimizer: Optimizer, seed: int = 0, *, given: Settings) -> None:
-
-    is called with `lr=1e-3, seed=1`, where `lr` is a field of `Optimizer`. `given` gets all values by name. The
-    signature and the docstring list all fields, so LightningCLI and `help` show them, and subclasses may pass
-    `**kwargs` on.
-
-    Extras add groups to `more`, as `cait.plugins.groups` has them. They are checked; `given` has their values. A call
-    raises UserError if there is no such setting, or a group refuses its value.
-    """
-
-    def decorate(init: Init) -> Init:
-        hints = get_type_hints(init).items()
-        kinds = {name: kind for name, kind in hints if name not in ("return", "given")}
-        added = plugins.groups(more) if more else []
-        settings = _settings(init)
-        for kind in added:
-            settings |= _settings(kind)
-        signature = inspect.Signature([*settings.values()])
-
-        @functools.wraps(init)
-        def constructor(self: Any, *args: Any, **named: Any) -> None:
-            for name in named.keys() - settings.keys():
-                raise UserError(f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, settings)}")
-            bound = signature.bind(self, *args, **named)
-            bound.apply_defaults()
-            given = {name: value for name, value in bound.arguments.items() if name != "self"}
-            for kind in added:
-                group(kind, given)
-            made = {name: group(kind, given) if is_dataclass(kind) else given[name] for name, kind in kinds.items()}
-            init(self, **made, given=given)
-
-        described: Any = constructor
-        described.__signature__ = signature
-        described.__annotations__ = {name: each.annotation for name, each in settings.items() if name != "self"}
-        sentences: dict[str, str] = {}
-        for kind in [*reversed(added), *reversed(kinds.values())]:
-            if is_dataclass(kind):
-                sentences |= documented(kind)
-        lines = [f"    {name}: {text}" for name, text in sentences.items()]
-        described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *lines])
-        return constructor
-
-    return decorate
+    def check(self, name: str, value: Any) -> None:
+        """Raise UserError if the setting `name` cannot have this value."""
 
 
-def _settings(made: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a constructor, with the fields of a group, and of groups in it, in the place of each group."""
-    found: dict[str, inspect.Parameter] = {}
-    kinds = get_type_hints(made)
-    for name, parameter in inspect.signature(made).parameters.items():
-        kind = kinds.get(name, parameter.annotation)  # `self` has no kind
-        if is_dataclass(kind):
-            found |= _settings(kind)
-        elif name != "given":
-            found[name] = parameter.replace(annotation=kind, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return found
+@dataclass(frozen=True)
+class OfType(Rule):
+    """A plain type, as `int`; None is left to the type of the field."""
+
+    type: type
+    is_optional: bool
+
+    def check(self, name: str, value: Any) -> None:
+        words, accepted = PLAIN[self.type]
+        if value is None and self.is_optional:
+            return
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.type is not bool):
+            raise UserError(f"{name} must be {words}, got {value!r}")
 
 
-def group(kind: Any, given: Mapping[str, Any]) -> Any:
-    """The group of type `kind` with the values of its fields among `given`, defaults for the others."""
-    types = get_type_hints(kind)
-    nested = {name: group(inner, given) for name, inner in types.items() if is_dataclass(inner)}
-    own = {field.name: given[field.name] for field in fields(kind) if field.name in given}
-    return kind(**nested, **own)
+PLAIN: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    str: ("a name", str | os.PathLike),
+}
+"""How an error calls a plain type, and what counts as one in Python."""
+NUMBER = OfType(float, is_optional=True)
 
 
-def values(held: Any) -> Settings:
-    """The settings that a group holds, by name, with those of groups in it."""
-    found: Settings = {}
-    for field in fields(held):
-        value = getattr(held, field.name)
-        found |= values(value) if is_dataclass(value) else {field.name: value}
-    return found
-
-
-def documented(kind: Any) -> dict[str, str]:
-    """The string below each field of a group, by the field's name, with those of groups in it."""
-    from docstring_parser import parse_from_object  # a network and its optimizer do without
-
-    found: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(kind.__mro__)):
-        for field in parse_from_object(base).params:
-            found[field.arg_name] = " ".join(str(field.description).split())
-    for inner in filter(is_dataclass, get_type_hints(kind).values()):
-        found |= documented(inner)
-    return found
-
-
-def save_hyperparameters(module: Any, given: Settings) -> None:
-    """Lightning's own would look for them in the constructor's frame, where `flat` has put groups in their place.
-
-    A subclass that takes more calls Lightning's for these: `self.save_hyperparameters("layers")`.
-    """
-    module.hparams.update(given)
-    module._hparams_initial = copy.deepcopy(module.hparams)  # for the loggers
-    module._log_hyperparams = True
-
-
-def take_from_data(module: Any, data: Any) -> Settings:
-    """A LightningModule's sizes and task from its data module, or None.
-
-    They and the normalization join its hyper-parameters. Raises UserError if the module was given other sizes, or takes
-    images of other channels.
-    """
-    sizes: Settings = {}
-    for name, default in (("img_size", 224), ("num_classes", 1000), ("task", None)):
-        given, found = module.hparams[name], getattr(data, name, None)
-        if None not in (given, found) and given != found:
-            raise UserError(f"the module has {name} {given}, the data has {found}: leave it out of the module")
-        sizes[name] = given or found or default
-    how = getattr(data, "preprocessing", None)
-    channels = (module.hparams["fields"] or {}).get("in_chans", 3)
-    if how and how.reading.in_chans != channels and not data.has_own_eval_transform:
-        of_both = f"the network has in_chans {channels}, the data module {how.reading.in_chans}"
-        raise UserError(f"{of_both}: give both the same")
-    normalization = {"mean": how.mean, "std": how.std} if how else {}
-    for hparams in (module.hparams, module._hparams_initial):  # of the checkpoints, of the loggers
-        hparams.update(sizes | normalization)
-    return sizes
-
-
-def check_range(held: Any, allowed: str, *names: str) -> None:
-    """Raise UserError if one of these fields, or a number in a list, is not in a range as "(0, 1]"; None is left out.
+@dataclass(frozen=True)
+class In(Rule):
+    """A range of numbers, as "(0, 1]". Each number of a list must be in it. None is always allowed.
 
     NaN is in no range, and infinity in none that is written as "[0, inf)".
     """
-    least, most = allowed[1:-1].split(",")
-    above = operator.ge if allowed[0] == "[" else operator.gt
-    below = operator.le if allowed[-1] == "]" else operator.lt
-    for name in names:
-        value = getattr(held, name)
+
+    text: str
+
+    def __str__(self) -> str:
+        return f"range: {self.text}"
+
+    @functools.cached_property
+    def limits(self) -> tuple[float, float]:
+        low, high = self.text[1:-1].split(",")
+        return float(low), float(high)
+
+    def holds(self, number: float) -> bool:
+        low, high = self.limits
+        is_above = number >= low if self.text.startswith("[") else number > low
+        is_below = number <= high if self.text.endswith("]") else number < high
+        return is_above and is_below
+
+    def check(self, name: str, value: Any) -> None:
         numbers = value if isinstance(value, list | tuple) else [value]
-        for number in numbers if value is not None else ():
-            if above(number, float(least)) and below(number, float(most)):
-                continue
-            words = f"in {allowed}"
-            if float(most) == math.inf:
-                low = f"{'at least' if above is operator.ge else 'above'} {least}"
-                words = low if math.isfinite(number) else "finite"
-            raise UserError(f"{name} must be {words}, got {value}")
+        for number in numbers:
+            NUMBER.check(name, number)
+            if number is not None and not self.holds(number):
+                raise UserError(f"{name} must be {self._words(number)}, got {value}")
+
+    def _words(self, number: float) -> str:
+        low, high = self.limits
+        if high < math.inf:
+            return f"in {self.text}"
+        if not math.isfinite(number):
+            return "finite"
+        return f"at least {low:g}" if self.text.startswith("[") else f"above {low:g}"
 
 
-def check_choice(held: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise UserError if a field is none of its choices."""
-    for name, allowed in choices.items():
-        if getattr(held, name) not in allowed:
-            listed = ", ".join("null" if choice is None else str(choice) for choice in allowed)
-            raise UserError(f"{name} must be one of {listed}, got {getattr(held, name)!r}")
+@dataclass(frozen=True)
+class OneOf(Rule):
+    """The values of a `Literal`."""
+
+    choices: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join("null" if choice is None else str(choice) for choice in self.choices)
+
+    def check(self, name: str, value: Any) -> None:
+        if value not in self.choices:
+            raise UserError(f"{name} must be {self}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Needs(Rule):
+    """What a setting needs of others, without which it would do nothing.
+
+    The command line refuses such a setting, see `cait.guards.refusals.Unused`.
+    """
+
+    words: str
+    """As "Mixup or CutMix"."""
+    others: str
+    """Names of settings of the same group, as "mixup cutmix"."""
+    is_met: Callable[..., bool] = lambda *values: all(values)
+    """Called with the values of the others; by default they must all be on."""
+
+    def __str__(self) -> str:
+        return f"needs: {self.words}"
+
+
+class Group:
+    """A frozen dataclass of settings with defaults. Its values are checked when it is made.
+
+    A check of several fields stands in `__post_init__` of a subclass, which begins with `super().__post_init__()`.
+    """
+
+    def __post_init__(self) -> None:
+        for name, rules in rules_of(type(self)).items():  # type: ignore[arg-type]
+            check(name, getattr(self, name), rules)
+
+
+@functools.cache
+def rules_of(kind: Any) -> dict[str, list[Rule]]:
+    """The rules of each field of a group: of its type, as `int | None`, and those in `Annotated`."""
+    plain = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: [*rules_of_type(plain[name]), *getattr(hints[name], "__metadata__", ())] for name in names_in(kind)}
+
+
+def rules_of_type(hint: Any) -> list[Rule]:
+    """The rule that a plain type or a Literal is, if it is one."""
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    is_optional = NoneType in types
+    others = [kind for kind in types if kind is not NoneType]
+    if len(others) > 1:
+        return []
+    if others[0] in PLAIN:
+        return [OfType(others[0], is_optional)]
+    if get_origin(others[0]) is Literal:
+        choices = get_args(others[0])
+        return [OneOf((*choices, None) if is_optional else choices)]
+    return []
+
+
+def check(name: str, value: Any, rules: Iterable[Rule]) -> None:
+    """Raise UserError if a setting cannot have this value."""
+    for rule in rules:
+        rule.check(name, value)
+
+
+def check_names(owner: Any, group: Any, settings: Settings) -> None:
+    """Raise UserError if the constructor of `owner`, which passes `settings` on to the group, has not one of them."""
+    known = names_in(group)
+    for name in settings:
+        if name not in known:
+            raise UserError(f"{type(owner).__name__} has no setting {name!r}{did_you_mean(name, known)}")
+
+
+def group(kind: Any, settings: Mapping[str, Any]) -> Any:
+    """The group of type `kind` with the values of its fields among `settings`, defaults for the others."""
+    return kind(**{name: settings[name] for name in names_in(kind) if name in settings})
+
+
+def names_in(kind: Any) -> list[str]:
+    """The names of a group's settings."""
+    return [field.name for field in fields(kind)]
+
+
+def values(settings: Any, kind: Any = None) -> Settings:
+    """The settings of a group by name; those of `kind`, one of its base classes, if that is given."""
+    return {name: getattr(settings, name) for name in names_in(kind or settings)}
 
 
 def flatten(nested: dict[Any, Any], prefix: str = "") -> Settings:
     """{"model": {"fields": {"depth": 36}}} as {"model.fields.depth": 36}; an empty dictionary is a value."""
-    found: Settings = {}
+    flat: Settings = {}
     for key, value in nested.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            found |= flatten(value, f"{name}.")
+            flat |= flatten(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def nested(flat: Mapping[str, Any]) -> Settings:
@@ -193,15 +208,15 @@ def nested(flat: Mapping[str, Any]) -> Settings:
 
     A group that was None or {} gets what follows; no dictionary of `flat` is changed.
     """
-    found: Settings = {}
+    result: Settings = {}
     for name, value in flat.items():
         *groups, last = name.split(".")
-        place = found
+        inner = result
         for group in groups:
-            place[group] = {**(place.get(group) or {})}
-            place = place[group]
-        place[last] = value
-    return found
+            inner[group] = {**(inner.get(group) or {})}
+            inner = inner[group]
+        inner[last] = value
+    return result
 
 
 def is_in(name: str, groups: Iterable[str]) -> bool:

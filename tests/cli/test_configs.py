@@ -52,7 +52,7 @@ def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait: Cait, tmp_pat
     assert float(rows(run)[0]["lr"]) == pytest.approx(lr, rel=1e-6)
     settings = yaml.safe_load((run / "config.yaml").read_text())["data"]
     data = ImageNetDataModule(**{key: settings[key] for key in ("auto_augment", "erase_prob", "hflip", "scale")})
-    steps = [type(step).__name__ for step in data.augmentation.transform(data.preprocessing).transforms]
+    steps = [type(step).__name__ for step in data.settings.train_transform(data.settings).transforms]
     assert steps == ["RandomResizedCropAndInterpolation", "RandomHorizontalFlip", "MaybeToTensor", "Normalize"]
     assert (settings["repeats"], settings["mixup"], settings["cutmix"]) == (1, 0.0, 0.0)
 

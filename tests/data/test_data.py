@@ -433,7 +433,7 @@ def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, pre
 
 class OwnTransform(ImageNetDataModule):
     def make_train_transform(self) -> Any:
-        return self.preprocessing.transform()
+        return self.settings.transform()
 
 
 @pytest.mark.parametrize("backend", ["auto", "timm", "own"])

@@ -44,7 +44,7 @@ def test_imagenets_mean_and_deviation_are_weighted_as_pillow_weights_colours() -
 
 def test_evaluation_pixels_are_timms_of_grey_images(two_classes: Path) -> None:
     data = module(two_classes, crop_pct=0.9)
-    assert (data.preprocessing.mean, data.preprocessing.std) == ([*MEAN], [*STD])
+    assert (data.settings.mean, data.settings.std) == ([*MEAN], [*STD])
     data.setup("validate")
     transform = timms(crop_pct=0.9)
     for index, (path, _) in enumerate(data.val_images.samples):

@@ -160,7 +160,7 @@ def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -
     sizes = dict(img_size=8, num_classes=3, fields=dict(embed_dim=16, depth=1, num_heads=2, patch_size=4))
     network = NetworkSettings("xxs24", **sizes)
     normalization = ([0.5] * 3, [0.5] * 3)
-    built = network.build().eval()
+    built = network.build_network().eval()
     checkpoint = {
         "pytorch-lightning_version": "2.6.6",
         "global_step": 1,

@@ -20,15 +20,19 @@ from lightning.pytorch import Callback, Trainer
 from modules import images_in, loader, module, trainer
 from PIL import Image
 
-from cait import CaiTModule, ImageNetDataModule, plugins
+from cait import plugins
 from cait.cli.lightning import CaiTCLI
-from cait.cli.options import Line
+from cait.cli.options import Line, settings_of
+from cait.data.datamodule import DataSettings
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.refusals import rules_of_run
 from cait.model.config import CaiTConfig
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
 from cait.run.program import Program
+from cait.settings import Needs
 from cait.train.callbacks import EMA
+from cait.train.module import ModuleSettings
 
 Settings = dict[str, Any]
 Run = Callable[..., Any]
@@ -45,7 +49,7 @@ def network(**given: Any) -> Any:
     made = module(**{"drop_path_rate": 0.0} | given)
     for weight in made.model.parameters():  # LayerScale starts near zero, and hides its branch
         torch.nn.init.normal_(weight, std=0.3) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1)
-    size, channels = made.architecture.img_size, (given.get("fields") or {}).get("in_chans", 3)
+    size, channels = made.settings.img_size, (given.get("fields") or {}).get("in_chans", 3)
     answers = made.model(torch.rand(2, channels, size, size))
     parts = {type(part).__name__ for part in made.model.modules()}
     return {key: [*value.shape] for key, value in made.state_dict().items()}, answers.tolist(), parts
@@ -80,9 +84,9 @@ def start(**given: Any) -> Any:
 def loss(**given: Any) -> Any:
     """The loss of the labels, with the teacher's part."""
     made = module(**given)
-    judged, how = LOGITS.flip(1), made.distillation
+    judged, how = LOGITS.flip(1), made.settings
     of_labels = made.loss(LOGITS, LABELS)
-    return float(how.loss(of_labels, LOGITS, judged) if how.is_on else of_labels)
+    return float(how.distilled_loss(of_labels, LOGITS, judged) if how.distills else of_labels)
 
 
 def rates(**given: Any) -> Any:
@@ -122,11 +126,11 @@ def batches(root: Path, **given: Any) -> Any:
     data = images_in(root, **base | given)
     data.setup("fit")
     [images, labels], (val, names) = next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))
-    if data.mixing.is_on:
-        mixed = [data.mixing(images.clone(), labels, data.num_classes, seed) for seed in range(4)]
+    if data.settings.mixes:
+        mixed = [data.settings.mix(images.clone(), labels, data.num_classes, seed) for seed in range(4)]
         images, labels = (torch.stack([pair[place] for pair in mixed]) for place in (0, 1))
     drawn = [key[1:] for batch in data.train_dataloader().batch_sampler for key in batch]
-    about = data.workers(1), data.loading.bad_allowed(1000), data.how_read(), len(data.source.train), data.class_names
+    about = data.workers(1), data.settings.bad_allowed(1000), data.how_read(), len(data.source.train), data.class_names
     return images.tolist(), labels.tolist(), val.tolist(), names.tolist(), drawn, about
 
 
@@ -272,7 +276,7 @@ def names(trainer: Any) -> list[str]:
 
 ALL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "seed_everything": (7, lambda t: t.datamodule_seen.seed),
-    "data.global_batch": (False, lambda t: t.datamodule_seen.loading.global_batch),
+    "data.global_batch": (False, lambda t: t.datamodule_seen.settings.global_batch),
     "model.solve_head": (True, names),
     "ema.decay": (0.5, part(EMA)),
     "run_name": ("other", lambda t: Path(t.default_root_dir).name),
@@ -356,13 +360,17 @@ WITHOUT_USE = {
     "model.label_smoothing": ["0.2", "--model.loss=torch.nn:CrossEntropyLoss"],
     "model.class_weights": ["balanced", "--model.loss=torch.nn:CrossEntropyLoss"],
     "model.optimizer_args.lr": ["0.1"],
+    "model.optimizer_args.weight_decay": ["0.1"],
     "model.fields.layer_scale_init": ["0.1", "--model.fields.residual=plain"],
     "model.drop_path_rate": ["0.1", "--model.name=own_parts:Net", "--model.fields=null"],
     "model.freeze_norm": ["true"],
     "model.solve_head": ["true"],
     "trainer.gradient_clip_algorithm": ["value"],
     "trainer.min_epochs": ["4", "--trainer.max_epochs=3"],
+    "save_every_n_minutes": ["3", "--trainer.enable_checkpointing=false"],
     "save_every_n_steps": ["3", "--trainer.enable_checkpointing=false"],
+    "best_metric": ["val/loss", "--trainer.limit_val_batches=0"],
+    "best_mode": ["min", "--trainer.limit_val_batches=0"],
     "logger": ["mlflow", "--trainer.logger=false"],
     "logger_args": ["{x: 1}"],
 }
@@ -475,14 +483,12 @@ def test_a_setting_of_the_data_is_seen(name: str, files: dict[str, str]) -> None
         assert_seen(name, DATA[name], files, first)
 
 
-def numbers(kind: type) -> dict[str, list[Any]]:
+def numbers(kind: Any) -> dict[str, list[Any]]:
     """Values that no number of this class's settings may have, by name; a list has three of them."""
     found: dict[str, list[Any]] = {}
-    settings = kind.__init__.__annotations__ if "data" in kind.__module__ or kind is CaiTModule else None
-    known = settings or get_type_hints(kind if kind is CaiTConfig else kind.__init__)
-    for name, hint in known.items():
+    for name, hint in get_type_hints(kind).items():
         text = str(hint)
-        if name not in ("seed", "img_size", "num_classes") and re.search("float|int", text):
+        if name not in ("img_size", "num_classes") and "ClassVar" not in text and re.search("float|int", text):
             odd = [math.nan, math.inf, -math.inf, -1.0] if "float" in text else [-1]
             found[name] = [(value,) * (2 if "tuple" in text else 3) for value in odd] if "Sequence" in text else odd
             if "tuple" in text:
@@ -494,16 +500,16 @@ def numbers(kind: type) -> dict[str, list[Any]]:
     return found
 
 
-MAKES: dict[type, Callable[..., Any]] = {
-    CaiTModule: module,
-    ImageNetDataModule: partial(images_in, "nowhere"),
+MAKES: dict[Any, Callable[..., Any]] = {
+    ModuleSettings: module,
+    DataSettings: partial(images_in, "nowhere"),
     CaiTConfig: CaiTConfig,
-    EMA: EMA,
+    EMA.__init__: EMA,
 }
 
 
 @pytest.mark.parametrize("kind", MAKES)
-def test_a_number_out_of_its_range_is_refused(kind: type) -> None:
+def test_a_number_out_of_its_range_is_refused(kind: Any) -> None:
     known = numbers(kind)
     assert known
     for name, values in known.items():
@@ -552,6 +558,13 @@ def test_a_setting_without_what_it_needs_is_refused(name: str, run: Run) -> None
     value, *beside = WITHOUT_USE[name]
     with pytest.raises(UserError, match=r"does nothing without"):
         run(f"--{name}={value}", *beside)
+
+
+def test_every_need_is_tried() -> None:
+    rules = rules_of_run(settings_of("fit"))
+    needs = {name for name, known in rules.items() if any(isinstance(rule, Needs) for rule in known)}
+    assert needs
+    assert needs <= WITHOUT_USE.keys() | REFUSED.keys()
 
 
 def test_a_setting_that_a_later_one_leaves_without_use_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:

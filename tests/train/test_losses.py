@@ -38,19 +38,19 @@ def test_bce_of_mixed_images_counts_both_classes_in_full(logits: torch.Tensor) -
     _, targets = mixing(torch.zeros(B, 3, 8, 8), torch.arange(B) % C)
     assert ((targets > 0) & (targets < 1)).any()
     theirs = TimmBinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)
-    assert_same(LossSettings("bce", label_smoothing=0.0).build()(logits, targets), theirs(logits, targets), logits)
+    assert_same(LossSettings("bce", label_smoothing=0.0).build_loss()(logits, targets), theirs(logits, targets), logits)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_bce_of_labels_is_timms(smoothing: float, logits: torch.Tensor) -> None:
     labels = torch.arange(B) % C
-    ours = LossSettings("bce", smoothing).build()(logits, labels)
+    ours = LossSettings("bce", smoothing).build_loss()(logits, labels)
     assert_same(ours, TimmBinaryCrossEntropy(smoothing=smoothing)(logits, labels), logits)
 
 
 def test_one_of_your_own(logits: torch.Tensor) -> None:
     labels = torch.arange(B) % C
-    ours = LossSettings("torch.nn:MultiMarginLoss").build()(logits, labels)
+    ours = LossSettings("torch.nn:MultiMarginLoss").build_loss()(logits, labels)
     assert_same(ours, torch.nn.functional.multi_margin_loss(logits, labels), logits)
 
 
@@ -63,7 +63,7 @@ def test_one_of_your_own(logits: torch.Tensor) -> None:
 )
 def test_what_is_no_loss_is_told_in_one_line(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        LossSettings(name).build()
+        LossSettings(name).build_loss()
 
 
 def test_a_loss_that_does_not_take_the_targets_is_told() -> None:

@@ -37,7 +37,7 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
         net = small_net()
         decay: dict = dict(weight_decay=0.1, layer_decay=layer_decay)
         if kind == "ours":
-            optimizer = OptimizerSettings(name, arguments, **decay).build(net, lr=1e-3)
+            optimizer = OptimizerSettings(name, arguments, **decay).build_optimizer(net, lr=1e-3)
         else:
             optimizer = create_optimizer_v2(net, name, lr=1e-3, **decay, **arguments)
         for _ in range(8):  # lookahead synchronizes at the sixth
@@ -67,13 +67,13 @@ class TakesNoClosure(torch.optim.SGD):
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        OptimizerSettings(name, arguments, weight_decay=0.0).build(nn.Linear(2, 2), lr=1e-3)
+        OptimizerSettings(name, arguments, weight_decay=0.0).build_optimizer(nn.Linear(2, 2), lr=1e-3)
     assert "\n" not in str(error.value)
 
 
 def test_the_default_decay_is_the_papers_with_adamw_alone() -> None:
     for name, given, taken in (("AdamW", None, 0.05), ("sgd", None, 0.0), ("adamw", 0.02, 0.02), ("lion", 0.02, 0.02)):
-        groups = OptimizerSettings(name, weight_decay=given).build(small_net(), lr=1e-3).param_groups
+        groups = OptimizerSettings(name, weight_decay=given).build_optimizer(small_net(), lr=1e-3).param_groups
         assert max(group["weight_decay"] for group in groups) == taken
 
 

@@ -30,7 +30,7 @@ from PIL import Image
 
 import cait as package
 from cait.cli import main
-from cait.data.reading import Reading, load_image
+from cait.data.reading import load_image
 from cait.data.transforms import INTERPOLATIONS, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import values
@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     for name, channels in (("few", 3), ("gray", 1)):
         fields = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4, "in_chans": channels}
         data = package.ImageNetDataModule(**settings, in_chans=channels)
-        normal = {"mean": data.preprocessing.mean, "std": data.preprocessing.std}
+        normal = {"mean": data.settings.mean, "std": data.settings.std}
         module = package.CaiTModule("xxs24", 16, 10, fields=fields, **normal)
         about = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
         about["hyper_parameters"] = dict(module.hparams)
@@ -99,13 +99,14 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
-        reading = Reading(shrink=[None, 4, 5][number % 3], in_chans=[3, 1, 3, 1, 1][number % 5])
+        reading = dict(shrink=[None, 4, 5][number % 3], in_chans=[3, 1, 3, 1, 1][number % 5])
         share = [1.0, 0.875, 0.9, 0.6][number % 4]
-        normal = PIXELS if reading.in_chans == 3 else {"mean": [0.4], "std": [0.2]}
-        how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **normal)
+        normal = PIXELS if reading["in_chans"] == 3 else {"mean": [0.4], "std": [0.2]}
+        size = [16, 15][number % 2]
+        how = Preprocessing(img_size=size, interpolation=filter, crop_pct=share, fit=fit, **reading, **normal)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
         asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": values(how)})
-        expected.append((how, how.transform()(load_image(Image.fromarray(pixels), reading=reading))))
+        expected.append((how, how.transform()(load_image(Image.fromarray(pixels), reading=how))))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
     done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)
@@ -400,7 +401,7 @@ def test_the_page_gives_what_predict_gives(
     finally:
         settings.write_text(before)
     assert module.reading.exif_orientation == upright
-    expected = Preprocessing(16, crop_pct=0.9, fit=fit).transform()(photographs[0])
+    expected = Preprocessing(img_size=16, crop_pct=0.9, fit=fit).transform()(photographs[0])
     assert torch.equal(module.eval_transform(photographs[0]), expected)
     page = Page(browser, f"{served}/logs/digits/demo/")
     digits = [next(Path(f"data/digits/val/{digit}").iterdir()) for digit in range(10)]

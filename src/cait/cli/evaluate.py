@@ -18,7 +18,7 @@ from cait.errors import UserError, console, tell_once
 from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import Settings, values
+from cait.settings import Settings
 
 USAGE = """\
 usage: cait eval RUN [settings of fit]
@@ -209,7 +209,7 @@ class Scoring:
             "epoch": self.epoch,
             "step": self.step,
             "model": self.module.name,
-            **values(self.data.preprocessing),
+            **self.data.preprocessing,
             "root": str(self.data.root),
             "val_split": self.config.data.val_split,
             "class_names": self.data.class_names,

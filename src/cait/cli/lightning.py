@@ -9,10 +9,10 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -23,8 +23,8 @@ from torch import nn
 
 import cait
 from cait import ckpt, disk, plugins, signature
-from cait.cli.options import SETTINGS, Line
-from cait.data.datamodule import ImageNetDataModule
+from cait.cli.options import Line, settings_of
+from cait.data.datamodule import DataSettings, ImageNetDataModule
 from cait.data.folder import list_once
 from cait.errors import UserError, printable
 from cait.guards import configurations, refusals
@@ -36,10 +36,10 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
-from cait.settings import Settings, check_range, flatten, nested
+from cait.settings import In, Needs, Settings, check, flatten, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import known_mode, metric_of_best
-from cait.train.module import CaiTModule
+from cait.train.module import CaiTModule, ModuleSettings
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
@@ -103,7 +103,7 @@ class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
     lock: RunLock | None = None
-    given: refusals.Given | None = None
+    unused: refusals.Unused | None = None
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
@@ -143,11 +143,22 @@ class CaiTCLI(LightningCLI):
         subcommand = SUBCOMMANDS[self.line.verb]
         return {subcommand: LightningCLI.subcommands()[subcommand]}
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the string below a field is its help
+        for group in (DataSettings, ModuleSettings):
+            group.__init__.__annotations__ = get_type_hints(group)  # without rules, which would hide lists and choices
+        return super().init_parser(**kwargs)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
-        for setting in (*SETTINGS, *plugins.settings()):
-            if not setting.verbs or self.line.verb in setting.verbs:
-                parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
+        settings = settings_of(self.line.verb)
+        for setting in settings:
+            parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
+        self.rules = refusals.rules_of_run(settings)
+        for action in parser._actions:
+            told = [str(rule) for rule in self.rules.get(action.dest, ()) if isinstance(rule, In | Needs)]
+            if told:
+                action.help = f"{action.help or ''} ({', '.join(told)})"
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
@@ -165,7 +176,7 @@ class CaiTCLI(LightningCLI):
                 config = parser.parse_object({subcommand: self._checked(path, settings)}, config)
             config = parser.parse_args([subcommand, *words], config)
             for step in line.steps:
-                given = line.given(config[subcommand].as_dict())
+                given = line.sources.given(config[subcommand].as_dict())
                 if added := step(given):
                     line.layers.append((None, nested(added)))
                     config = parser.parse_object({subcommand: nested(given | added)}, config)
@@ -178,16 +189,17 @@ class CaiTCLI(LightningCLI):
 
     def _check_settings(self) -> None:
         config = self.config.fit
-        check_range(config, "[1, inf)", "save_every_n_steps", "max_nonfinite_steps")
-        check_range(config, "(0, inf)", "save_every_n_minutes")
+        values = flatten(config.as_dict())
+        for name in self.rules.keys() & values.keys():
+            check(name.rpartition(".")[2], values[name], self.rules[name])
         refusals.check_settings(config.trainer)
         refusals.check_callbacks(config.trainer, config.get("model.metrics") or {})
         if config.weights_only is False:
             raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
         if config.ckpt_path is None:
-            sources = [flatten(layer) for _, layer in self.line.layers]
-            self.given = refusals.Given(config, self._parser("fit").get_defaults(), [*sources, self.line.typed])
-            self.given.check()
+            defaults = self._parser("fit").get_defaults()
+            self.unused = refusals.Unused(config, defaults, self.line.sources)
+            self.unused.check(self.rules)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -281,12 +293,12 @@ class CaiTCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
         refusals.check_strategy(trainer, given)
         refusals.check_processes(trainer, self.processes.started())
-        if self.given is not None:
-            self.given.check_made(self.model.model, self.datamodule.source, trainer.strategy)
+        if self.unused is not None:
+            self.unused.check_made(self.model.model, self.datamodule.source, trainer.strategy)
         if self.subcommand == "fit":
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * accumulated(trainer, 0)
-            refusals.check_rates(self.model.schedule, images)
+            refusals.check_rates(self.model.settings, images)
         return trainer
 
     def fit(self, *args: Any, **kwargs: Any) -> None:

@@ -86,7 +86,7 @@ def load(
     with trust.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
     module, data = loaded.module, loaded.data
-    module.class_names, module.reading = loaded.class_names, data.preprocessing.reading
+    module.class_names, module.reading = loaded.class_names, data.settings
     module.eval_transform = data.eval_transform
     return module
 
@@ -129,7 +129,7 @@ def from_checkpoint(
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
         module, data: classes in the place of the package's own, as `load` takes them.
     """
-    from cait.data.datamodule import ImageNetDataModule
+    from cait.data.datamodule import DataSettings, ImageNetDataModule
     from cait.model.network import NetworkSettings, input_shape
     from cait.model.weights import load_weights
 
@@ -143,14 +143,14 @@ def from_checkpoint(
     network, (channels, _, size) = built.model, input_shape(built.hparams)
     if img_size not in (None, size):
         size = img_size
-        network = group(NetworkSettings, hparams | {"img_size": size}).build().eval()
+        network = group(NetworkSettings, hparams | {"img_size": size}).build_network().eval()
         load_weights(network, path, ema)
     settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
     settings |= saved.data_settings(folder) if folder else saved.of_images(prepared)
     settings |= {"img_size": size, "in_chans": channels if channels == 1 or settings.get("reader") else 3}
     kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
-        images = kind(**saved.init_arguments(kind, settings))
+        images = kind(**saved.init_arguments(kind, DataSettings, settings))
     except Exception as error:
         source = rundir.config(folder) if folder else path
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
@@ -163,13 +163,14 @@ def from_checkpoint(
 def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
     from cait.model.network import at_most
-    from cait.train.module import CaiTModule
+    from cait.train.module import CaiTModule, ModuleSettings
 
     chosen = ckpt.chosen_weights(checkpoint, path, ema)
     hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
     try:
         with at_most(checkpoint["state_dict"]):
-            module = kind(**saved.init_arguments(kind, {**hparams, "weights": None, "teacher_path": None}))
+            own = {**hparams, "weights": None, "teacher_path": None}
+            module = kind(**saved.init_arguments(kind, ModuleSettings, own))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         module.model.load_state_dict(chosen)

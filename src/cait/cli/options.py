@@ -7,30 +7,66 @@ from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
-from cait.guards.configurations import GROUPS, Layer, found, of_group, settings, typed
+from cait.guards.configurations import GROUPS, Layer, Sources, found, of_group, settings
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import Settings, flatten, is_in
+from cait.settings import In, Needs, Settings
 
 TRUST = "--trust-config"
 HELP = {"-h", "--help"}
+CHECKPOINTS = Needs("checkpoints", "trainer.enable_checkpointing", lambda enabled: enabled is not False)
+VALIDATION = Needs(
+    "validation",
+    "trainer.limit_val_batches best_metric",
+    lambda share, metric: share != 0 or not (metric or "val").startswith("val"),
+)
 SETTINGS = [
     Setting("run_name", str | None, None, "Folder in logs/; null: the configuration's name, numbered if taken."),
     Setting("output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]),
-    Setting("save_every_n_minutes", float | None, 10.0, "Minutes between checkpoints. Every epoch saves one too."),
-    Setting("save_every_n_steps", int | None, None, "Steps between checkpoints; null saves by time and epochs alone."),
-    Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
+    Setting(
+        "save_every_n_minutes",
+        float | None,
+        10.0,
+        "Minutes between checkpoints. Every epoch saves one too.",
+        rules=[In("(0, inf)"), CHECKPOINTS],
+    ),
+    Setting(
+        "save_every_n_steps",
+        int | None,
+        None,
+        "Steps between checkpoints; null saves by time and epochs alone.",
+        rules=[In("[1, inf)"), CHECKPOINTS],
+    ),
+    Setting(
+        "max_nonfinite_steps",
+        int,
+        10,
+        "Skipped steps in a row, without a finite gradient, that end the run.",
+        rules=[In("[1, inf)")],
+    ),
     Setting(
         "best_metric",
         str | None,
         None,
         "Metric that chooses best.ckpt, as metrics.csv names it, and so the weights that all verbs use; null: "
         "val/acc1, or val/mAP with several labels per image, of the moving average (val_ema/...) if there is one.",
+        rules=[VALIDATION],
     ),
-    Setting("best_mode", Literal["max", "min"] | None, None, "Which --best_metric is best; null: as the metric says."),
+    Setting(
+        "best_mode",
+        Literal["max", "min"] | None,
+        None,
+        "Which --best_metric is best; null: as the metric says.",
+        rules=[VALIDATION],
+    ),
 ]
 """Settings of a run that no class takes; extras add theirs."""
+
+
+def settings_of(verb: str) -> list[Setting]:
+    """The settings that a verb has beside those of the classes."""
+    return [setting for setting in (*SETTINGS, *plugins.settings()) if not setting.verbs or verb in setting.verbs]
 
 
 class Options(argparse.ArgumentParser):
@@ -86,13 +122,14 @@ class Line:
             add_settings(self, program)
 
     @property
-    def typed(self) -> set[str]:
-        return typed(self.words)
+    def sources(self) -> Sources:
+        """Where its settings come from."""
+        return Sources.of_line(self.layers, self.words)
 
-    def given(self, config: Settings) -> Settings:
-        """Those of all settings that are given, by name, as {"model.fields.depth": 36}."""
-        names = self.typed.union(*(flatten(layer) for _, layer in self.layers))
-        return {name: value for name, value in flatten(config).items() if is_in(name, names)}
+    @property
+    def typed(self) -> set[str]:
+        """The names of the settings that are typed."""
+        return self.sources.typed
 
 
 def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:

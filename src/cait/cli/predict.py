@@ -84,7 +84,7 @@ def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadabl
         for label, is_finite in zip(labels.tolist(), finite.tolist(), strict=True):
             path, classes = next(remaining), next(best) if is_finite else None
             if label < 0:
-                error = _why_unreadable(path, data.preprocessing.reading)
+                error = _why_unreadable(path, data.settings)
                 unreadable.append(path)
                 tell(f"cannot read {path}: {error}")
                 yield {"path": path, "error": error}

@@ -7,7 +7,7 @@ from typing import Any
 from cait import disk
 from cait.guards import configurations, trust
 from cait.run import rundir
-from cait.settings import Settings, values
+from cait.settings import Settings, names_in
 
 PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "trainer?": dict}
 """What verbs read in a run's configuration."""
@@ -43,16 +43,18 @@ def of_images(settings: Settings) -> Settings:
     from cait.data.folder import Splits
     from cait.data.transforms import Preprocessing
 
-    names = {"class_names", *values(Splits()), *values(Preprocessing())}
+    names = {"class_names", *names_in(Splits), *names_in(Preprocessing)}
     return {name: value for name, value in settings.items() if name in names}
 
 
-def init_arguments(kind: Any, settings: Settings) -> Settings:
-    """Those of the settings that the constructor of a class takes, by its parameters and those of its bases."""
+def init_arguments(kind: Any, group: Any, settings: Settings) -> Settings:
+    """Those of the settings that the constructor of a class takes, also by `**kwargs` to its base and to the group."""
     names: set[str] = set()
     for base in kind.__mro__:
-        parameters = inspect.signature(base.__init__).parameters.values()
-        names |= {parameter.name for parameter in parameters}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        parameters = inspect.signature(base.__init__).parameters
+        names |= parameters.keys()
+        if "settings" in parameters:
+            names |= {*names_in(group)}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return {name: value for name, value in settings.items() if name in names}

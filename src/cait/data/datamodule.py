@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,15 @@ from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError, abbreviate
-from cait.settings import Settings, flat, values
+from cait.settings import Settings, check_names, values
 
 EVAL_BATCH = 128
 """Most images that are scored at once where `batch_size` counts those of all processes."""
+
+
+@dataclass(frozen=True)
+class DataSettings(*plugins.groups("data"), Mixing, Augmentation, Loading, Preprocessing, Splits):  # type: ignore[misc]
+    """All settings of the data, those of extras too."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -38,48 +44,43 @@ class ImageNetDataModule(LightningDataModule):
     which Lightning's hook after the transfer to the device normalizes, erases and mixes. Without a Trainer, after
     `setup("fit")`, the loaders normalize and erase, and the caller may mix.
 
-    The settings are the fields of `Splits`, `Loading`, `Preprocessing`, `Augmentation` and `Mixing`, those that extras
-    add, and:
-
     Args:
         check_resume: refuse a checkpoint of a run with other data, preparation, seed or global batch.
         class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
         seed: seed of order, augmentation and mixing.
+        first, settings: the fields of `DataSettings`, `root` first.
 
     Raises:
         UserError: settings that do not fit together, an unknown data set, or (in `num_classes`, `setup`)
             folders or data sets that are missing or cannot be used.
     """
 
-    @flat("data")
     def __init__(
         self,
-        splits: Splits,
-        preprocessing: Preprocessing,
-        loading: Loading,
-        augmentation: Augmentation,
-        mixing: Mixing,
+        *first: Any,
         check_resume: bool = True,
         class_names: list[str] | None = None,
         seed: int = 0,
-        *,
-        given: Settings,
+        **settings: Any,
     ) -> None:
         super().__init__()
-        is_own = preprocessing.reading.reader or self.has_own_eval_transform
-        if (channels := preprocessing.reading.in_chans) not in (1, 3) and not is_own:
+        check_names(self, DataSettings, settings)
+        self.settings = DataSettings(*first, **settings)
+        is_own = self.settings.reader or self.has_own_eval_transform
+        if self.settings.in_chans not in (1, 3) and not is_own:
             why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
-            raise UserError(f"--model.fields.in_chans {channels}: {why}")
-        self.given, self.loading = given, loading
-        self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
-        self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
-        self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
-        self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
-        self.batch_size = loading.batch_size
-        usual = min(loading.batch_size, EVAL_BATCH) if loading.global_batch else loading.batch_size
-        self.eval_batch_size = loading.eval_batch_size or usual
-        self.num_workers, self.repeats = loading.num_workers, loading.repeats
+            raise UserError(f"--model.fields.in_chans {self.settings.in_chans}: {why}")
+        root = self.settings.root
+        self.root = root.rstrip("/") if "://" in root else Path(root)
+        self.img_size = self.settings.img_size
+        self.num_workers = self.settings.num_workers
+        self.seed = seed
+        self.check_resume = check_resume
+        self.normalize_and_erase = NormalizeAndErase(self.settings.mean, self.settings.std)
+        self.batch_size = self.settings.batch_size
+        scored_at_once = min(self.batch_size, EVAL_BATCH) if self.settings.global_batch else self.batch_size
+        self.eval_batch_size = self.settings.eval_batch_size or scored_at_once
         self._class_names = class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
@@ -91,7 +92,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def make_source(self) -> DataSource:
         """Return the data source; a subclass may override it. Called once, on first use."""
-        return open_source(self.given["root"], **self.given)
+        return open_source(self.settings.root, **values(self.settings))
 
     def make_train_transform(self) -> Callable[[Any], Any]:
         """Return the training transform; a subclass may override it. Called once, on first use.
@@ -100,16 +101,21 @@ class ImageNetDataModule(LightningDataModule):
         uint8, which is normalized on the device. To stay exact on resume, it draws only from the global generators of
         `random`, numpy and torch: they are seeded for each image.
         """
-        return self.pipeline or self.augmentation.transform(self.preprocessing)
+        return self.pipeline or self.settings.train_transform(self.settings)
 
     def make_eval_transform(self) -> Callable[[Image.Image], Tensor]:
         """Return the evaluation transform, of the same input and output; a subclass may override it. Called once."""
-        return self.preprocessing.transform()
+        return self.settings.transform()
 
     @property
     def has_own_eval_transform(self) -> bool:
-        """Whether a subclass changes the evaluation transform, so that `preprocessing` does not describe it."""
+        """Whether a subclass changes the evaluation transform, so that `settings` do not describe it."""
         return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
+
+    @property
+    def preprocessing(self) -> Settings:
+        """The settings that say how an image is prepared, as checkpoints hold them."""
+        return values(self.settings, Preprocessing)
 
     # Classes and images
 
@@ -152,11 +158,11 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def order(self) -> Order:
         """The order of the training images. Raises UserError if it does not suit the source."""
-        if self.loading.balance is None:
+        if self.settings.balance is None:
             return getattr(self.source, "order", None) or Published(len(self.source.train))
         if self._label_sets is not None:
             raise UserError("data.balance is for one class per image; for several give --model.class_weights balanced")
-        return Balanced(self._train_labels, self.loading.balance)
+        return Balanced(self._train_labels, self.settings.balance)
 
     @property
     def _train_labels(self) -> Tensor:
@@ -175,16 +181,17 @@ class ImageNetDataModule(LightningDataModule):
     def pipeline(self) -> Any:
         """What an extra brings to read training images in RGB faster than timm does, or None; `backend` may forbid it.
 
-        It is made of `preprocessing` and `augmentation`, and has
+        It is made of the settings, and has
         - `open(raw, name, whole)`: opens an image for one crop, or decodes it whole for several;
         - a call with what that returns: gives pixels, uint8 [S, S, 3], and the box to erase, `Erased` or None;
         - `collate(workers, size)`: returns what makes a batch of `size` bytes in one of `workers` processes;
         - `name`, which checkpoints hold: a run does not resume with another;
         - `how_read`: what decodes, in a few words.
         """
-        may = self.loading.backend == "auto" and not self.preprocessing.reading.reader
-        found = plugins.of_kind("TRAIN_PIPELINE") if may else []
-        return references.locate(found[0])(self.preprocessing, self.augmentation) if found else None
+        if self.settings.backend != "auto" or self.settings.reader:
+            return None
+        paths = plugins.of_kind("TRAIN_PIPELINE")
+        return references.locate(paths[0])(self.settings) if paths else None
 
     @cached_property
     def train_transform(self) -> Any:
@@ -195,7 +202,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.make_eval_transform()
 
     def how_read(self) -> str:
-        return getattr(self.train_transform, "how_read", self.preprocessing.reading.reader or "Pillow")
+        return getattr(self.train_transform, "how_read", self.settings.reader or "Pillow")
 
     # Lightning's hooks
 
@@ -213,22 +220,22 @@ class ImageNetDataModule(LightningDataModule):
         if len(names) != len(own) or (names != own and {*names} == {*own}):  # other names for them are welcome
             raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(own)}; leave it out")
         train, val = self.source.train, self.source.val
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
+        self.unreadable = UnreadableImages(self.unreadable_path, self.settings.bad_allowed(len(train) + len(val)))
         self.val_images, self.predict_samples = self._eval_images(val, self.unreadable), val
         if stage in ("fit", None):
             transform = self.train_transform
-            open_image = (transform if transform is self.pipeline else self.preprocessing).open
+            open_image = (transform if transform is self.pipeline else self.settings).open
             self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
-        return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+        return EvalImages(samples, self.eval_transform, unreadable, self.settings)
 
     def train_dataloader(self) -> Loader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
         rank, world_size = self.rank_and_world()
-        how = (self.batch_size, self.seed, self.repeats, rank, world_size)
+        how = (self.batch_size, self.seed, self.settings.repeats, rank, world_size)
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
         if len(sampler) == 0:
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
@@ -267,7 +274,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(limit=self.loading.bad_allowed(len(samples)))
+        unreadable = UnreadableImages(limit=self.settings.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader
@@ -298,11 +305,11 @@ class ImageNetDataModule(LightningDataModule):
         if self.trainer is not None and self.trainer.predicting:
             return self._normalized(batch)
         images, labels = self._labelled(batch)
-        if self.trainer is None or not self.trainer.training or not self.mixing.is_on:
+        if self.trainer is None or not self.trainer.training or not self.settings.mixes:
             return images, labels
         # Lightning has not counted this batch yet.
         seed = seeds.batch_mixing(self.seed, *self._position(), self.trainer.global_rank)
-        return self.mixing(images, labels, self.num_classes, seed)
+        return self.settings.mix(images, labels, self.num_classes, seed)
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *rest = batch
@@ -334,11 +341,11 @@ class ImageNetDataModule(LightningDataModule):
     def share_batch(self, trainer: Trainer) -> None:
         """Make `batch_size` this process's part of a `global_batch`. Raises UserError if the parts are not even."""
         images, parts, left = self.batch_size, 1, 0
-        if self.loading.global_batch:
-            images, parts = self.loading.batch_size, trainer.world_size * loops.accumulated(trainer, 0)
+        if self.settings.global_batch:
+            images, parts = self.settings.batch_size, trainer.world_size * loops.accumulated(trainer, 0)
             self.batch_size, left = divmod(images, parts)
-            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
-        is_odd = self.mixing.is_on and self.batch_size % 2
+            self.eval_batch_size = self.settings.eval_batch_size or self.batch_size
+        is_odd = self.settings.mixes and self.batch_size % 2
         if is_odd and parts == 1:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {images}")
         if left or self.batch_size < 1 or is_odd:
@@ -362,7 +369,7 @@ class ImageNetDataModule(LightningDataModule):
         depends = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
-            "repeats": self.repeats,
+            "repeats": self.settings.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size,
             "batches accumulated, by epoch": loops.accumulation(self.trainer) if self.trainer else {0: 1},
@@ -376,7 +383,7 @@ class ImageNetDataModule(LightningDataModule):
             "class_names": self.class_names,
             "depends_on": depends,
             "world_batch_size": self.world_batch_size,
-            "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
+            "preprocessing": None if self.has_own_eval_transform else self.preprocessing,
         }
 
     def check_prepares(self, state: dict[str, Any]) -> None:
@@ -404,7 +411,7 @@ class ImageNetDataModule(LightningDataModule):
         was, now = (each["depends_on"] | (each.get("preprocessing") or {}) for each in (state_dict, self.state_dict()))
         for name, value in now.items():
             saved = was.get(name, value)
-            if name == "pixels by" and saved != value == "timm" and self.loading.backend == "auto":
+            if name == "pixels by" and saved != value == "timm" and self.settings.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:
                 told = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"

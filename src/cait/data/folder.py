@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cait import disk
 from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Files, entries, is_image, list_images, same_bytes
 from cait.errors import UserError, abbreviate, printable, tell, tell_once, to_install
-from cait.settings import check_range
+from cait.settings import Group, In
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 TRAIN_NAMES = ("train", "training")
@@ -24,7 +24,7 @@ COMPARED = 50_000
 
 
 @dataclass(frozen=True)
-class Splits:
+class Splits(Group):
     """Which images train, and which validate."""
 
     root: str = "data/imagenet"
@@ -38,16 +38,16 @@ class Splits:
     val_split: str = "val"
     """The same for validation. A data set without a validation split, such as CIFAR, has "test": then the best
     checkpoint is chosen on the images that score it, so report the last one."""
-    val_fraction: float = 0.1
+    val_fraction: Annotated[float, In("(0, 1)")] = 0.1
     """Share of each class that is held out if `root` has no training folder."""
     val_list: str | None = None
     """CSV file whose column `path` names the images to hold out of such a `root`, such as a run's validation.csv. Then
     `val_fraction` is not used."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.root:
             raise UserError("root is empty; name a folder or a data set with --data.root")
-        check_range(self, "(0, 1)", "val_fraction")
 
 
 class FolderSource:

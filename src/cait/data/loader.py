@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
-from cait.settings import check_choice, check_range
+from cait.settings import Group, In
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -21,43 +21,39 @@ POWERS = {"sqrt": 0.5, "full": 0.0}
 """A class of n images gets a share of an epoch that grows with n to this power."""
 READY = 2
 """Batches that each loader process has ready."""
+MOST_WORKERS = 1024
+"""A run of somebody else may ask for any number."""
 START = "fork" if sys.platform == "linux" else None
 """How loader processes start; None is Python's default. A fork shares the lists of images, where new processes get
 copies. Beyond Linux it is not safe."""
 
 
 @dataclass(frozen=True)
-class Loading:
+class Loading(Group):
     """How images are read and put into batches."""
 
-    batch_size: int = 128
+    batch_size: Annotated[int, In("[1, inf)")] = 128
     """Images in a batch of one process; even with Mixup or CutMix."""
     global_batch: bool = False
     """`batch_size` is of one optimizer step instead, over all processes and accumulated batches, so that a run does not
     depend on the number of processes."""
-    eval_batch_size: int | None = None
+    eval_batch_size: Annotated[int | None, In("[1, inf)")] = None
     """The batch of one process in validation and prediction; None means `batch_size`."""
     backend: Literal["auto", "timm"] = "auto"
     """What reads the training images. "timm" is timm's own transform, to the last bit. "auto" is an extra, faster,
     with timm's random draws and nearly its pixels. Without the extra it means "timm". Evaluation has timm's pixels."""
-    repeats: int = 3
+    repeats: Annotated[int, In("[1, inf)")] = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. An epoch is as
     long as without it."""
     balance: Literal["sqrt", "full"] | None = None
     """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
     share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
-    num_workers: int | None = None
+    num_workers: Annotated[int | None, In(f"[0, {MOST_WORKERS}]")] = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
-    max_bad_share: float = 0.01
+    max_bad_share: Annotated[float, In("[0, 1)")] = 0.01
     """Share of the images that may be unreadable, one at least unless it is 0. In training others stand in for them,
     validation leaves them out, and unreadable_images.csv in the run's folder lists them. More end the run."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "[1, inf)", "batch_size", "eval_batch_size", "repeats")
-        check_range(self, "[0, 1024]", "num_workers")  # a run of somebody else may ask for any number
-        check_choice(self, {"backend": ("auto", "timm"), "balance": (*POWERS, None)})
-        check_range(self, "[0, 1)", "max_bad_share")
 
     def bad_allowed(self, images: int) -> int:
         """How many of `images` images may be unreadable: the share, or one in a small set unless the share is 0."""

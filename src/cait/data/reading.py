@@ -5,6 +5,7 @@
 
 import csv
 import math
+import operator
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401
@@ -21,7 +22,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, T
 from cait.disk import TABLE, in_its_place, open_file
 from cait.errors import UserError, tell
 from cait.references import locate
-from cait.settings import check_range
+from cait.settings import Group, In, Needs
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
@@ -64,16 +65,19 @@ ORIENTATIONS = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Group):
     """How a file becomes RGB, or by a `reader` planes of numbers."""
 
     exif_orientation: bool = True
     """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
     not, and the published recipes do not."""
-    background: str | None = "white"
+    background: Annotated[
+        str | None,
+        Needs("images in RGB, and data.reader reads planes", "reader", operator.not_),
+    ] = "white"
     """Color behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
     shows whatever color the file holds there."""
-    shrink: int | None = None
+    shrink: Annotated[int | None, In("[1, inf)")] = None
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
     in_chans: int = 3
@@ -85,7 +89,7 @@ class Reading:
     """Arguments for `reader`, which finds them in the `Reading` that it gets."""
 
     def __post_init__(self) -> None:
-        check_range(self, "[1, inf)", "shrink")
+        super().__post_init__()
         if self.reader_args and self.reader is None:
             raise UserError("data.reader_args are for data.reader, which is not set")
         with suppress(ValueError):

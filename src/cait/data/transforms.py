@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -15,14 +15,16 @@ from torch import Tensor
 from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop, get_dimensions
 
-from cait.data.reading import AS_SEEN, RawImage, Reading, load_image
+from cait.data.reading import RawImage, Reading, load_image
 from cait.errors import UserError, told_as
 from cait.references import locate
-from cait.settings import check_choice, check_range
+from cait.settings import Group, In, Needs, OneOf
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+FOR_PLANES = ("nearest", "bilinear", "bicubic")
+"""Filters that torch has, which resizes planes."""
+INTERPOLATIONS = (*FOR_PLANES, "box", "hamming", "lanczos")
 GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
 """ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in gray."""
 Erased = tuple[int, int, int, int, int]
@@ -30,37 +32,32 @@ Erased = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(Reading):
     """How an image becomes the network's input."""
 
-    img_size: int = 224
+    img_size: Annotated[int, In("[1, inf)")] = 224
     """Side of the square images in pixels."""
-    interpolation: str = "bicubic"
+    interpolation: Annotated[str, OneOf(INTERPOLATIONS)] = "bicubic"
     """timm's name of the resampling filter, for training and evaluation."""
-    crop_pct: float = 1.0
+    crop_pct: Annotated[float, In("(0, 1]")] = 1.0
     """Evaluation resizes the shorter side to img_size / crop_pct, then crops the center."""
     fit: Fit = "crop"
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the color `mean` around, "squash" resizes both sides."""
-    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    mean: Annotated[Sequence[float], In("(-inf, inf)")] = IMAGENET_DEFAULT_MEAN
     """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike.
     Planes are as their reader makes them."""
-    std: Sequence[float] = IMAGENET_DEFAULT_STD
+    std: Annotated[Sequence[float], In("(0, inf)")] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalization, given as `mean` is."""
-    reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
-        filters = INTERPOLATIONS[:3] if self.reading.reader else INTERPOLATIONS  # torch resizes planes
-        check_choice(self, {"interpolation": filters, "fit": get_args(Fit)})
-        check_range(self, "[1, inf)", "img_size")
-        check_range(self, "(0, 1]", "crop_pct")
-        check_range(self, "(-inf, inf)", "mean")
-        check_range(self, "(0, inf)", "std")
-        mean, std, gray = [*self.mean], [*self.std], self.reading.in_chans == 1
-        if gray:  # one number, for three that are ImageNet's or alike
-            mean, std = GREY.get(tuple(mean), mean), GREY.get(tuple(std), std)
-            mean, std = (each[:1] if len({*each}) == 1 else each for each in (mean, std))
-        channels = self.reading.in_chans if self.reading.reader or gray else 3
+        super().__post_init__()
+        if self.reader:
+            OneOf(FOR_PLANES).check("interpolation", self.interpolation)
+        is_gray = self.in_chans == 1
+        mean = as_gray(self.mean) if is_gray else [*self.mean]
+        std = as_gray(self.std) if is_gray else [*self.std]
+        channels = self.in_chans if self.reader or is_gray else 3
         if {len(mean), len(std)} != {channels}:
             numbers = {1: "one number", 3: "three numbers"}.get(channels, f"{channels} numbers")
             raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
@@ -78,7 +75,7 @@ class Preprocessing:
     @property
     def first(self) -> list[Callable[[Tensor], Tensor]]:
         """What comes before timm's transforms, which take planes as they take images."""
-        return [self.normalize] if self.reading.reader else []
+        return [self.normalize] if self.reader else []
 
     def normalize(self, planes: Tensor) -> Tensor:
         """Normalize planes of any size; a missing number becomes 0, the mean."""
@@ -87,27 +84,33 @@ class Preprocessing:
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image | Tensor:
         """Open an image for the transforms, for one crop or `whole`."""
-        return load_image(raw, name, self.reading)
+        return load_image(raw, name, self)
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
         mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # gray is still in RGB
         channels = 3
         if self.first:
-            channels, mean, std = self.reading.in_chans, (0.0,), (1.0,)
+            channels, mean, std = self.in_chans, (0.0,), (1.0,)
         size = (channels, self.img_size, self.img_size)
         return dict(input_size=size, interpolation=self.interpolation, mean=mean, std=std)
 
 
+def as_gray(values: Sequence[float]) -> list[float]:
+    """The one number that gray images take in place of three, if those are ImageNet's or alike."""
+    numbers = GREY.get(tuple(values), [*values])
+    return numbers[:1] if len({*numbers}) == 1 else numbers
+
+
 @dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Group):
     """How training images are augmented."""
 
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: Annotated[tuple[float, float], In("(0, 1]")] = (0.08, 1.0)
     """Range of the area of the random crop, as a share of the image."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: Annotated[tuple[float, float], In("(0, inf)")] = (3 / 4, 4 / 3)
     """Range of the aspect ratio (width / height) of the random crop, before it is made square as `fit` says."""
-    hflip: float = 0.5
+    hflip: Annotated[float, In("[0, 1]")] = 0.5
     """Probability of a horizontal flip."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: gray,
@@ -116,30 +119,31 @@ class Augmentation:
     """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image in RGB of
     the crop's size, of planes a normalized tensor, after auto_augment. A run stays exact if they draw only from the
     global generators of `random`, numpy and torch, which are seeded for each image."""
-    color_jitter: float | Sequence[float] | None = None
+    color_jitter: Annotated[
+        float | Sequence[float] | None,
+        In("[0, inf)"),
+        Needs("auto_augment 3a or null", "auto_augment", lambda policy: not policy or policy.startswith("3a")),
+    ] = None
     """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
     0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
-    erase_prob: float = 0.25
+    erase_prob: Annotated[float, In("[0, 1]")] = 0.25
     """Probability of erasing a box of pixels."""
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, 1]", "hflip", "erase_prob")
-        check_range(self, "(0, 1]", "scale")
-        check_range(self, "(0, inf)", "ratio")
-        check_range(self, "[0, inf)", "color_jitter")
+        super().__post_init__()
         for name in ("scale", "ratio"):
             if [*sorted(getattr(self, name))] != [*getattr(self, name)]:
                 raise UserError(f"{name} is a range, the smaller first, got {list(getattr(self, name))}")
         try:
-            create_transform(224, is_training=True, **self.timms())
+            create_transform(224, is_training=True, **self.timms_augmentation())
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
 
-    def transform(self, preprocessing: Preprocessing) -> Compose:
+    def train_transform(self, preprocessing: Preprocessing) -> Compose:
         """timm's training transform, from a PIL image or planes to float32 [C, img_size, img_size], normalized."""
         if preprocessing.first and (self.auto_augment or self.color_jitter):
             raise UserError("auto_augment and color_jitter are for RGB: beside data.reader set both to null")
-        stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
+        stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms_augmentation())
         first, policy, final = (stage.transforms for stage in stages)
         if preprocessing.fit != "crop":
             squared = replace(preprocessing, crop_pct=1.0).transform().transforms[-3:-1]
@@ -152,7 +156,7 @@ class Augmentation:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
         return [partial(apply_own, path, locate(path)) for path in self.augment_ops or ()]
 
-    def timms(self) -> dict[str, Any]:
+    def timms_augmentation(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
         same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
         return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
@@ -227,32 +231,30 @@ class NormalizeAndErase:
         return images
 
 
+MIXED = Needs("Mixup or CutMix", "mixup cutmix", lambda *alphas: any(alphas))
+
+
 @dataclass(frozen=True)
-class Mixing:
+class Mixing(Group):
     """Mixup and CutMix of a training batch, as timm does them."""
 
-    mixup: float = 0.8
+    mixup: Annotated[float, In("[0, inf)")] = 0.8
     """Alpha of Mixup's beta distribution; 0 turns it off."""
-    cutmix: float = 1.0
+    cutmix: Annotated[float, In("[0, inf)")] = 1.0
     """Alpha of CutMix's beta distribution; 0 turns it off."""
-    mix_prob: float = 1.0
+    mix_prob: Annotated[float, In("[0, 1]"), MIXED] = 1.0
     """Probability that a batch (a pair, an image) is mixed at all."""
-    mix_switch_prob: float = 0.5
+    mix_switch_prob: Annotated[float, In("[0, 1]"), Needs("both Mixup and CutMix", "mixup cutmix")] = 0.5
     """Probability of CutMix if both are on."""
-    mix_mode: Literal["batch", "pair", "elem"] = "batch"
+    mix_mode: Annotated[Literal["batch", "pair", "elem"], MIXED] = "batch"
     """One draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of a batch of B is
     always mixed with image B - 1 - i."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "mixup", "cutmix")
-        check_choice(self, {"mix_mode": ("batch", "pair", "elem")})
-        check_range(self, "[0, 1]", "mix_prob", "mix_switch_prob")
-
     @property
-    def is_on(self) -> bool:
+    def mixes(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
 
-    def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    def mix(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
         """Mix [B, C, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
         Labels [B, num_classes] of several classes per image are mixed in the same shares.
@@ -260,9 +262,14 @@ class Mixing:
         mixing smoothed ones.
         """
         if labels.ndim == 2:  # mix the numbers of the images, and so learn the share of each in each
-            images, shares = self(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
+            images, shares = self.mix(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
             return images, shares @ labels
         np.random.seed(seed)  # timm draws from numpy's global generator
         alphas = dict(mixup_alpha=self.mixup, cutmix_alpha=self.cutmix)
         draws: dict[str, Any] = dict(prob=self.mix_prob, switch_prob=self.mix_switch_prob, mode=self.mix_mode)
         return Mixup(**alphas, **draws, label_smoothing=0.0, num_classes=num_classes)(images, labels)
+
+
+def is_prepared(data: Any) -> bool:
+    """Whether this is a data module whose settings say how it prepares images."""
+    return isinstance(getattr(data, "settings", None), Preprocessing)

@@ -70,7 +70,7 @@ def extract(
     Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
     """
     unreadable = UnreadableImages()
-    images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
+    images = EvalImages(samples, data.eval_transform, unreadable, data.settings)
     chosen = range(len(samples)) if chosen is None else chosen
     home, columns = next(network.parameters()).device, []
     network.to(device)

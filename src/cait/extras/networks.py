@@ -46,6 +46,6 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
     num_classes = (known.num_classes if known else None) or 1000
     built = network.create_model(given.name, size, num_classes)
     start = network.InitialWeights(given.weights, pretrained=given.weights is None)
-    about = "; ".join(start.load(built, given.name))
+    about = "; ".join(start.load_into(built, given.name))
     data = ImageNetDataModule(img_size=size, **preparation(known))
     return Loaded(built.eval(), given.name, about, readable_names(None, num_classes), data)

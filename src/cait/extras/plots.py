@@ -53,7 +53,7 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
 
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
     """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]; planes as `SHOWN` says."""
-    if preprocessing.reading.reader or len(image) != len(preprocessing.mean):  # a transform of one's own made others
+    if preprocessing.reader or len(image) != len(preprocessing.mean):  # a transform of one's own made others
         image = (image[:3] if len(image) >= 3 else image[:1]) / 4 + 0.5
         return (255 * image.float().cpu().permute(1, 2, 0).clip(0, 1)).byte().numpy().repeat(3 // len(image), axis=2)
     mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))

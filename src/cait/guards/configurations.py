@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 from cait import CONFIGS, disk
 from cait.errors import UserError, did_you_mean, one_line, printable
-from cait.settings import Settings, flatten
+from cait.settings import Settings, flatten, is_in
 
 MOST_BYTES = 1 << 20
 """Of a configuration."""
@@ -58,6 +59,34 @@ def of_group(text: str) -> Any:
 def typed(words: Iterable[str]) -> set[str]:
     """The names of the options among the words of a command line."""
     return {word[2:].partition("=")[0].rstrip("+") for word in words if word.startswith("--")}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where settings come from: the names that each layer gives, and those of the command line's own words.
+
+    A setting that none of them names has its default.
+    """
+
+    layers: list[set[str]]
+    typed: set[str]
+
+    @classmethod
+    def of_line(cls, layers: Iterable[Layer], words: Iterable[str]) -> "Sources":
+        return cls([{*flatten(layer)} for _, layer in layers], typed(words))
+
+    def last(self, names: Collection[str]) -> int:
+        """The number of the last source that gives one of these settings, a part or the whole of it; -1 for none."""
+        numbers = [-1]
+        for number, source in enumerate([*self.layers, self.typed]):
+            if any(is_in(key, names) or any(is_in(name, [key]) for name in names) for key in source):
+                numbers.append(number)
+        return numbers[-1]
+
+    def given(self, config: Settings) -> Settings:
+        """Those of all settings that a source gives, by name, as {"model.fields.depth": 36}."""
+        names = self.typed.union(*self.layers)
+        return {name: value for name, value in flatten(config).items() if is_in(name, names)}
 
 
 def recipe(layers: Iterable[Layer]) -> str:

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import plugins
+from cait.data.datamodule import DataSettings
 from cait.data.folder import FolderSource
 from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
 from cait.guards import configurations
-from cait.references import is_path
 from cait.run.rundir import BEST, LAST, PREVIOUS
-from cait.settings import check_range, flatten, is_in
+from cait.settings import In, Needs, Rule, flatten, rules_of
 from cait.train.metrics import best_mode
+from cait.train.module import ModuleSettings
 
 REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
 MOST = 100
@@ -41,37 +42,27 @@ REPLACED = {
 }
 """Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
 
-SCALED, IMAGES = (None, "layerscale", "scalar"), "data.root data.val_list data.labels data.folds"
-NEEDS: dict[str, tuple[str, str, Callable[..., Any]]] = {
-    "data.mix_prob data.mix_mode": ("Mixup or CutMix", "data.mixup data.cutmix", lambda *of: not any(of)),
-    "data.mix_switch_prob": ("both Mixup and CutMix", "data.mixup data.cutmix", lambda *of: not all(of)),
-    "data.color_jitter": ("auto_augment 3a or null", "data.auto_augment", lambda of: of and not of.startswith("3a")),
-    "data.background": ("images in RGB, and data.reader reads planes", "data.reader", bool),
-    "model.distillation_alpha model.teacher": ("distillation", "model.distillation", lambda of: of == "none"),
-    "model.distillation_tau": ("distillation soft", "model.distillation", lambda of: of != "soft"),
-    "model.teacher_path model.teacher_fields": (
-        "distillation from a teacher of timm's",
-        "model.distillation model.teacher",
-        lambda how, teacher: how == "none" or teacher.endswith(".ckpt"),
-    ),
-    "model.weights_ema": ("--model.weights", "model.weights", lambda of: not of),
-    "model.warmup_lr": ("a warm-up", "model.warmup_epochs", lambda of: not of),
-    "model.min_lr": ("--model.schedule cosine", "model.schedule", lambda of: of != "cosine"),
-    "model.label_smoothing model.class_weights": ("loss cross_entropy or bce", "model.loss", is_path),
-    "model.fields.layer_scale_init": ("LayerScale", "model.fields.residual", lambda of: of not in SCALED),
-    "trainer.min_epochs": ("more epochs", "trainer.max_epochs trainer.min_epochs", lambda m, n: m and n and 0 < m < n),
-    "trainer.gradient_clip_algorithm": ("a gradient_clip_val", "trainer.gradient_clip_val", lambda of: not of),
-    "save_every_n_minutes save_every_n_steps": ("checkpoints", "trainer.enable_checkpointing", lambda of: of is False),
-    "best_metric best_mode": (
-        "validation",
-        "trainer.limit_val_batches best_metric",
-        lambda share, metric: share == 0 and (metric or "val").startswith("val"),
-    ),
-    "model.optimizer_args.lr model.optimizer_args.weight_decay": ("its place beside optimizer", "", lambda: True),
-    "trainer.limit_test_batches trainer.limit_predict_batches": ("a verb that tests", "", lambda: True),
-    "trainer.model_registry": ("Lightning's own checkpoints", "", lambda: True),
+IMAGES = ("data.root", "data.val_list", "data.labels", "data.folds")
+"""Settings that say which images a run has."""
+NO_VERB = Needs("a verb that tests", "", lambda: False)
+BESIDE = Needs("its place beside optimizer", "", lambda: False)
+RULES: dict[str, Sequence[Rule]] = {
+    "model.fields.layer_scale_init": [
+        Needs("LayerScale", "residual", lambda residual: residual in (None, "layerscale", "scalar"))
+    ],
+    "model.optimizer_args.lr": [BESIDE],
+    "model.optimizer_args.weight_decay": [BESIDE],
+    "trainer.accumulate_grad_batches": [In("[1, inf)")],
+    "trainer.gradient_clip_val": [In("[0, inf)")],  # below 0 it would turn gradients
+    "trainer.gradient_clip_algorithm": [Needs("a gradient_clip_val", "gradient_clip_val")],
+    "trainer.min_epochs": [
+        Needs("more epochs", "max_epochs min_epochs", lambda most, least: not (most and least and 0 < most < least))
+    ],
+    "trainer.limit_test_batches": [NO_VERB],
+    "trainer.limit_predict_batches": [NO_VERB],
+    "trainer.model_registry": [Needs("Lightning's own checkpoints", "", lambda: False)],
 }
-"""Settings that do nothing without others: what they need in words, the others, and whether their values lack it."""
+"""Rules of settings that are no field of ours."""
 
 
 @contextlib.contextmanager
@@ -130,8 +121,6 @@ def check_settings(given: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
-    check_range(given, "[1, inf)", "accumulate_grad_batches")
-    check_range(given, "[0, inf)", "gradient_clip_val")  # below 0 it would turn gradients
     interval = given.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
@@ -141,55 +130,62 @@ def check_settings(given: Any) -> None:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
 
-class Given:
-    """The settings of a new run as they are given, to refuse those that would do nothing.
+def rules_of_run(settings: Sequence[plugins.Setting]) -> dict[str, Sequence[Rule]]:
+    """The rules of all settings of a run by name, as "model.lr". `settings` are those of no class."""
+    rules = RULES | {setting.name: setting.rules for setting in settings}
+    for part, group in {"data": DataSettings, "model": ModuleSettings}.items():
+        rules |= {f"{part}.{name}": added for name, added in rules_of(group).items()}
+    return rules
+
+
+class Unused:
+    """Refuses the settings of a new run that would do nothing.
 
     One that a later file or word has left without what it needs is named and left out: a recipe may have set it.
+
+    Args:
+        config: all settings of the run.
+        defaults: those that it has if none are given.
+        sources: where settings come from.
     """
 
-    def __init__(self, config: Any, defaults: Any, sources: list[Iterable[str]]) -> None:
-        self.sources = sources
-        """The names of the settings that each layer of the command line gives, and last its words."""
+    def __init__(self, config: Any, defaults: Any, sources: configurations.Sources) -> None:
         self.data = config.data.as_dict()
-        self.held, self.defaults = flatten(config.as_dict()), flatten(defaults.as_dict())
+        self.values = flatten(config.as_dict())
+        self.defaults = flatten(defaults.as_dict())
+        self.sources = sources
 
-    def check(self) -> None:
-        """Raise UserError if a setting lacks what it needs, by `NEEDS`."""
-        for names, (needed, others, is_lacking) in NEEDS.items():
-            if is_lacking(*map(self.held.get, others.split())):
-                self.unused(names, others, needed)
+    def check(self, rules: Mapping[str, Sequence[Rule]]) -> None:
+        """Raise UserError if a setting lacks what it needs of other settings."""
+        for name, needs in rules.items():
+            group = name[: name.rfind(".") + 1]
+            for need in needs:
+                if isinstance(need, Needs):
+                    others = [f"{group}{other}" for other in need.others.split()]
+                    if not need.is_met(*map(self.values.get, others)):
+                        self.refuse(name, others, need.words)
 
-    def unused(self, names: str, others: str, needed: str) -> None:
-        """Raise UserError if one of these settings is given, no earlier than the `others` that leave it without use."""
-        for name in names.split():
-            parts = {key: value for key, value in self.held.items() if key.startswith(f"{name}.")}
-            value = self.held.get(name, parts)
-            if not value or value == self.defaults.get(name):  # off, or as if it were not given
-                continue
-            told = f"--{name} {value} does nothing without {needed}"
-            if self._last(name) >= self._last(others):
-                raise UserError(f"{told}: leave it out")
-            rank_zero_info(f"left out: {told}")
-
-    def _last(self, names: str) -> int:
-        """The place of the last source that gives one of these settings, or a part or the whole of it; -1 for none."""
-        wanted = names.split()
-
-        def concerns(key: str) -> bool:
-            return is_in(key, wanted) or any(is_in(name, [key]) for name in wanted)
-
-        return max((at for at, held in enumerate(self.sources) if any(map(concerns, held))), default=-1)
+    def refuse(self, name: str, others: Sequence[str], needed: str) -> None:
+        """Raise UserError if a setting is given, no earlier than the `others` that leave it without use."""
+        inside = {key: value for key, value in self.values.items() if key.startswith(f"{name}.")}
+        value = self.values.get(name, inside)
+        if not value or value == self.defaults.get(name):  # off, or as if it were not given
+            return
+        message = f"--{name} {value} does nothing without {needed}"
+        if self.sources.last([name]) >= self.sources.last(others):
+            raise UserError(f"{message}: leave it out")
+        rank_zero_info(f"left out: {message}")
 
     def check_made(self, network: Any, source: Any, strategy: Any) -> None:
         """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""
         if isinstance(strategy, SingleDeviceStrategy):
-            self.unused("trainer.sync_batchnorm", "trainer.devices trainer.strategy", "several processes")
+            self.refuse("trainer.sync_batchnorm", ["trainer.devices", "trainer.strategy"], "several processes")
         if getattr(network, "takes_no_drop_path_rate", False):
-            self.unused("model.drop_path_rate", "model.name", "a network that takes it")
+            self.refuse("model.drop_path_rate", ["model.name"], "a network that takes it")
         for name in getattr(source, "without_use", FolderSource.divided_by):
-            self.unused(f"data.{name}", IMAGES, "images that it divides")
+            self.refuse(f"data.{name}", IMAGES, "images that it divides")
         for name in plugins.without_use(self.data["root"], self.data):
-            self.unused(f"data.{name}", IMAGES, f"a root of another kind than {self.data['root']}")
+            self.refuse(f"data.{name}", IMAGES, f"a root of another kind than {self.data['root']}")
 
 
 def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:

@@ -6,40 +6,41 @@ Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
-from cait.settings import check_choice, check_range
+from cait.settings import Group, In
 
 DropPathMode = Literal["mask", "skip"]
+Size = Annotated[int, In("[1, inf)")]
+Count = Annotated[int, In("[0, inf)")]
+Number = Annotated[float, In("(-inf, inf)")]
 
 
 @dataclass(frozen=True)
-class CaiTConfig:
+class CaiTConfig(Group):
     """The fields of one network. The defaults build XXS-24 as published."""
 
     network: ClassVar[str] = "cait.model.cait:CaiT"
     """The class that takes these fields; and the one that makes tokens of images."""
     patches: ClassVar[str] = "cait.model.cait:PatchEmbed"
-    may_be_0: ClassVar[tuple[str, ...]] = ("depth",)
-    """Of the whole numbers; the others are at least 1."""
 
-    img_size: int = 224
-    patch_size: int = 16
-    in_chans: int = 3
-    num_classes: int = 1000
-    embed_dim: int = 192
-    depth: int = 24
+    img_size: Size = 224
+    patch_size: Size = 16
+    in_chans: Size = 3
+    num_classes: Size = 1000
+    embed_dim: Size = 192
+    depth: Count = 24
     """Number of self-attention blocks."""
-    depth_token_only: int = 2
+    depth_token_only: Size = 2
     """Number of class-attention blocks, which update only the class token."""
-    num_heads: int = 4
-    mlp_ratio: float = 4.0
+    num_heads: Size = 4
+    mlp_ratio: Number = 4.0
     qkv_bias: bool = True
-    layer_scale_init: float | None = None
+    layer_scale_init: Annotated[float | None, In("(-inf, inf)")] = None
     """ε of LayerScale; None means the paper's rule for the depth."""
-    drop_path_rate: float = 0.0
+    drop_path_rate: Annotated[float, In("[0, 1)")] = 0.0
     """Probability of dropping a residual branch of each self-attention block; 0 in class attention."""
     drop_path_mode: DropPathMode = "skip"
     """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
@@ -48,30 +49,13 @@ class CaiTConfig:
     `cait.model.attention.backend_named`."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            self._check(field.name, getattr(self, field.name), hints[field.name])
+        super().__post_init__()
         if self.img_size % self.patch_size:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
         if self.embed_dim % self.num_heads:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
-        check_range(self, "[0, 1)", "drop_path_rate")
         if self.embed_dim * self.mlp_ratio < 1:
             raise UserError(f"mlp_ratio {self.mlp_ratio:g} leaves no hidden channels: raise it")
-
-    def _check(self, name: str, value: Any, hint: Any) -> None:
-        """Raise UserError if a field has a value of another type than `hint`, or a size is too small."""
-        if get_origin(hint) is Literal:
-            check_choice(self, {name: get_args(hint)})
-            return
-        kinds = get_args(hint) or (hint,)  # (float, NoneType) of `float | None`
-        kind = kinds[0]
-        is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
-        if not is_kind or (isinstance(value, bool) and kind is not bool):
-            raise UserError(f"{name} must be {KINDS[kind]}, got {value!r}")
-        if kind in (int, float):
-            least = "(-inf" if kind is float else "[0" if name in self.may_be_0 else "[1"
-            check_range(self, f"{least}, inf)", name)
 
     @property
     def epsilon(self) -> float:
@@ -84,8 +68,6 @@ class CaiTConfig:
     def num_patches(self) -> int:
         return (self.img_size // self.patch_size) ** 2
 
-
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from cait import cores, plugins, references
 from cait.errors import UserError, did_you_mean, tell_once, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
+from cait.settings import Group, Needs
 
 SMALL, PART = 1 << 24, 1 << 10
 """Values of a network that is small, and those for which a parameter counts beside its own: each takes time too."""
@@ -36,7 +37,7 @@ NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg
 
 
 @dataclass(frozen=True)
-class NetworkSettings:
+class NetworkSettings(Group):
     """Which network is trained, and how it runs."""
 
     name: str = "xxs24"
@@ -60,6 +61,7 @@ class NetworkSettings:
     resolutions."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"}
         for name in beside & set(self.fields or {}):
             raise UserError(f"{name} is a setting beside `fields`, not one of them")
@@ -69,7 +71,7 @@ class NetworkSettings:
                 if isinstance(size, int) and size > LARGEST:
                     raise UserError(f"{name} {size:,} is too large: no network has more than {LARGEST:,}")
 
-    def build(self) -> nn.Module:
+    def build_network(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         assert self.img_size is not None
         assert self.num_classes is not None
@@ -83,22 +85,23 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True)
-class InitialWeights:
+class InitialWeights(Group):
     """The weights that training starts from. A run that is resumed does not read them."""
 
     weights: str | None = None
     """File to start from: the release's, timm's, safetensors or a checkpoint of ours; see
     `cait.model.weights.load_weights`."""
-    weights_ema: bool | None = None
+    weights_ema: Annotated[bool | None, Needs("--model.weights", "weights")] = None
     """Take the moving average out of that file. Null takes it out of a run's checkpoint if it chose the checkpoint."""
     pretrained: bool = False
     """Start from timm's published weights of the model instead."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pretrained and self.weights is not None:
             raise UserError(f"start from the published weights (pretrained) or from {self.weights}, not from both")
 
-    def load(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
+    def load_into(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
         """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
         if not self.pretrained and self.weights is None:
             return []
@@ -128,7 +131,7 @@ def create_model(
     """
     network = _build(name, img_size, num_classes, drop_path_rate, **fields)
     if pretrained:
-        InitialWeights(pretrained=True).load(network, name)
+        InitialWeights(pretrained=True).load_into(network, name)
     return network
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from cait import ckpt, seeds
 from cait.errors import UserError, one_line
 from cait.model import network
-from cait.settings import check_range
+from cait.settings import In
 
+DECAY = In("[0, 1)")
 NEAR = 0.95
 """A moving average with less than this share of the raw weights' accuracy is far behind."""
 
@@ -46,12 +47,12 @@ class EMA(Callback):
     By default it chooses best.ckpt, and verbs then use it, see `cait.ckpt.uses_average`.
 
     Args:
-        decay: share of the average that each step keeps; None turns the average off.
+        decay: share of the average that each step keeps, in [0, 1); None turns the average off.
     """
 
     def __init__(self, decay: float | None = None) -> None:
+        DECAY.check("decay", decay)
         self.decay = decay
-        check_range(self, "[0, 1)", "decay")
         self.average: nn.Module | None = None
         self.logits: Tensor | None = None
         """The average's logits of the batch that is being validated, [B, num_classes]."""

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError
-from cait.settings import check_choice, check_range
+from cait.settings import Group, In, Needs
 
-ClassWeights = Literal["balanced"]
 Distillation = Literal["none", "soft", "hard"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits [B, num_classes] and targets to a scalar. Targets are labels [B], or probabilities [B, num_classes]."""
@@ -33,24 +32,23 @@ class BinaryCrossEntropy(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
+OF_LABELS = Needs("loss cross_entropy or bce", "loss", lambda loss: not references.is_path(loss))
+
+
 @dataclass(frozen=True)
-class LossSettings:
+class LossSettings(Group):
     """The loss of the labels."""
 
     loss: str = "cross_entropy"
     """"cross_entropy", "bce" (`BinaryCrossEntropy`), or "package.module:factory" of something that is called without
     arguments and returns a `Loss`."""
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, In("[0, 1)"), OF_LABELS] = 0.1
     """ε of (1 - ε) · target + ε / num_classes, for training only; not for a loss of your own."""
-    class_weights: ClassWeights | None = None
+    class_weights: Annotated[Literal["balanced"] | None, OF_LABELS] = None
     """"balanced" weights the classes of images that may have several; None counts all alike. For one class per image
     there is `data.balance`."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "[0, 1)", "label_smoothing")
-        check_choice(self, {"class_weights": (None, "balanced")})
-
-    def build(self) -> Loss:
+    def build_loss(self) -> Loss:
         """Build the loss. Raises UserError if there is no such loss."""
         if self.loss == "cross_entropy":
             return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
@@ -74,33 +72,40 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * tau**2
 
 
+TAUGHT = Needs("distillation", "distillation", lambda distillation: distillation != "none")
+TAUGHT_BY_TIMM = Needs(
+    "distillation from a teacher of timm's",
+    "distillation teacher",
+    lambda distillation, teacher: distillation != "none" and not teacher.endswith(".ckpt"),
+)
+
+
 @dataclass(frozen=True)
-class DistillationSettings:
+class DistillationSettings(Group):
     """Whether and how the student learns from a teacher."""
 
     distillation: Distillation = "none"
     """"hard" or "soft" adds a teacher to the loss; see `cait.train.losses.distillation_loss`."""
-    distillation_alpha: float = 0.5
+    distillation_alpha: Annotated[float, In("[0, 1]"), TAUGHT] = 0.5
     """α, the teacher's share of the loss."""
-    distillation_tau: float = 1.0
+    distillation_tau: Annotated[
+        float,
+        In("(0, inf)"),
+        Needs("distillation soft", "distillation", lambda distillation: distillation == "soft"),
+    ] = 1.0
     """τ, the temperature of soft distillation."""
-    teacher: str = "regnety_160.deit_in1k"
+    teacher: Annotated[str, TAUGHT] = "regnety_160.deit_in1k"
     """A checkpoint (.ckpt) of a run, or a network of timm's, with or without "timm/"."""
-    teacher_path: str | None = None
+    teacher_path: Annotated[str | None, TAUGHT_BY_TIMM] = None
     """File with the weights of timm's network; None takes the published ones."""
-    teacher_fields: dict[str, Any] | None = None
+    teacher_fields: Annotated[dict[str, Any] | None, TAUGHT_BY_TIMM] = None
     """Further arguments of timm's network."""
 
-    def __post_init__(self) -> None:
-        check_choice(self, {"distillation": get_args(Distillation)})
-        check_range(self, "[0, 1]", "distillation_alpha")
-        check_range(self, "(0, inf)", "distillation_tau")
-
     @property
-    def is_on(self) -> bool:
+    def distills(self) -> bool:
         return self.distillation != "none"
 
-    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    def distilled_loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
         of_teacher = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
         return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * of_teacher

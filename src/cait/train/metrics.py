@@ -216,7 +216,7 @@ class OneClass:
         """The loss that the settings ask for; with a data module it is to weight the classes."""
         if data is not None:
             raise UserError("class_weights is for images of several classes; for one class per image take data.balance")
-        return settings.build()
+        return settings.build_loss()
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
         """The metrics of a validation, the user's `own` among them."""

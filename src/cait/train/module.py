@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from cait import ckpt, loops, plugins
+from cait.data.transforms import is_prepared
 from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
-from cait.settings import Settings, flat, save_hyperparameters, take_from_data
+from cait.settings import Settings, check_names, values
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
 from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
@@ -55,6 +56,19 @@ def lay_out_buckets(network: Any) -> None:
     network.zero_grad()
 
 
+@dataclass(frozen=True)
+class ModuleSettings(
+    *plugins.groups("model"),  # type: ignore[misc]
+    DistillationSettings,
+    ScheduleSettings,
+    OptimizerSettings,
+    LossSettings,
+    InitialWeights,
+    NetworkSettings,
+):
+    """All settings of the network and its training, those of extras too."""
+
+
 class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
@@ -71,6 +85,7 @@ class CaiTModule(LightningModule):
         per_class: log val/acc1_macro, the mean of the classes' recalls.
         mean: of the normalization that the images have had; with a data module it is the data's.
         std: the same.
+        first, settings: the fields of `ModuleSettings`, `name` first.
 
     Raises:
         UserError: a model, field, loss, optimizer or metric that does not exist, or a setting out of its range.
@@ -87,47 +102,44 @@ class CaiTModule(LightningModule):
     validates_first: bool = False
     """Whether to validate before the first step, and save."""
 
-    @flat("model")
     def __init__(
         self,
-        architecture: NetworkSettings,
-        initial_weights: InitialWeights,
-        loss: LossSettings,
-        optimizer: OptimizerSettings,
-        schedule: ScheduleSettings,
+        *first: Any,
         metrics: dict[str, str] | None = None,
         per_class: bool = False,
-        *,
-        distillation: DistillationSettings,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
-        given: Settings,
+        **settings: Any,
     ) -> None:
         super().__init__()
-        save_hyperparameters(self, given)
-        self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
-        self.name, self.starts_anew = architecture.name, True
-        self.optimizer_settings, self.loss_settings, self.loss = optimizer, loss, loss.build()
-        self.distillation, self.teacher = distillation, None
+        check_names(self, ModuleSettings, settings)
+        self.settings = ModuleSettings(*first, **settings)
+        own = {"metrics": metrics, "per_class": per_class, "mean": mean, "std": std}
+        self.save_hyperparameters(values(self.settings) | own)
+        self.name = self.settings.name
+        self.starts_anew = True
+        self.loss = self.settings.build_loss()
+        self.teacher = None
         self.grad_norm: Tensor | None = None
         """The norm in this step, if a callback has computed it; clipping then uses it."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
         self._figures_of_step: list[Tensor] = []
         """Those of the batches that the running step has accumulated."""
-        self.own_metrics, self.per_class = dict(metrics or {}), per_class
-        if None not in (architecture.img_size, architecture.num_classes):
+        self.own_metrics = dict(metrics or {})
+        self.per_class = per_class
+        if None not in (self.settings.img_size, self.settings.num_classes):
             self._build()
 
     def _build(self) -> None:
         self.num_classes = self.hparams["num_classes"]
-        self.model = self.architecture.build()
+        self.model = self.settings.build_network()
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
-        self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
-        self.task = task_named(self.architecture.task, self.num_classes)
-        if self.architecture.task is not None:
-            self.loss = self.task.loss(self.loss_settings)
+        self.settings.build_optimizer(self.model, self.settings.lr)  # a wrong setting fails here, not later
+        self.task = task_named(self.settings.task, self.num_classes)
+        if self.settings.task is not None:
+            self.loss = self.task.loss(self.settings)
         self.val_metrics = self.new_metrics()
 
     def new_metrics(self) -> Any:
@@ -145,7 +157,7 @@ class CaiTModule(LightningModule):
         """
         built = hasattr(self, "model")
         if not built or self.trainer.state.fn == "fit":
-            self.architecture = replace(self.architecture, **take_from_data(self, self.trainer.datamodule))  # type: ignore[attr-defined]
+            self._take_from_data(self.trainer.datamodule)  # type: ignore[attr-defined]
         if not built:
             self._build()
         if self.trainer.state.fn != "fit":
@@ -153,6 +165,29 @@ class CaiTModule(LightningModule):
         present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         needed = plugins.step_callbacks(self, self.trainer.datamodule)  # type: ignore[attr-defined]
         return [callback for callback in needed if type(callback) not in present]
+
+    def _take_from_data(self, data: Any) -> None:
+        """Take the sizes and the task from a data module, if there is one.
+
+        They and the normalization join the hyper-parameters. Raises UserError if other sizes were given, or the data
+        module makes images of other channels.
+        """
+        sizes: Settings = {}
+        for name, default in (("img_size", 224), ("num_classes", 1000), ("task", None)):
+            own = self.hparams[name]
+            datas = getattr(data, name, None)
+            if None not in (own, datas) and own != datas:
+                raise UserError(f"the module has {name} {own}, the data has {datas}: leave it out of the module")
+            sizes[name] = own or datas or default
+        self.settings = replace(self.settings, **sizes)
+        normalization: Settings = {}
+        if is_prepared(data):
+            channels = network.input_shape({**self.hparams, **sizes})[0]
+            if data.settings.in_chans != channels and not data.has_own_eval_transform:
+                both = f"the network has in_chans {channels}, the data module {data.settings.in_chans}"
+                raise UserError(f"{both}: give both the same")
+            normalization = {"mean": data.settings.mean, "std": data.settings.std}
+        self.save_hyperparameters(sizes | normalization)
 
     def setup(self, stage: str) -> None:
         if self.starts_anew:  # only once: later it would overwrite what was trained since
@@ -164,30 +199,30 @@ class CaiTModule(LightningModule):
         if (names := self._classes_of_data()) is not None:  # for `predict`, once it is trained
             self.class_names = names
             self.eval_transform = getattr(data, "eval_transform", None)
-            self.reading = data.preprocessing.reading if hasattr(data, "preprocessing") else None
-        self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
+            self.reading = data.settings if is_prepared(data) else None
+        self.settings = replace(self.settings, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
         counts = not self.hparams.get("freeze_norm") and network.counts_twice(self.model)
-        if self.architecture.grad_checkpointing and counts:
+        if self.settings.grad_checkpointing and counts:
             raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
-        if self.architecture.compile:
+        if self.settings.compile:
             self.model.compile_blocks()  # type: ignore[operator]
-        if self.loss_settings.class_weights is not None:
+        if self.settings.class_weights is not None:
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
-            self.loss = self.task.loss(self.loss_settings, data).to(self.device)
-        if self.distillation.is_on:
+            self.loss = self.task.loss(self.settings, data).to(self.device)
+        if self.settings.distills:
             if self.task.several:
                 raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
             normalization = (self.hparams["mean"], self.hparams["std"])
-            teacher = load_teacher(self.distillation, self.architecture, normalization, self._classes_of_data())
+            teacher = load_teacher(self.settings, self.settings, normalization, self._classes_of_data())
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
     def _load_initial_weights(self) -> None:
-        own_classes = None if self.initial_weights.weights is None else self._classes_of_data()
-        if notes := self.initial_weights.load(self.model, self.name, own_classes):
+        own_classes = None if self.settings.weights is None else self._classes_of_data()
+        if notes := self.settings.load_into(self.model, self.name, own_classes):
             from cait.model.weights import HEAD_ANEW
 
             if HEAD_ANEW in notes and self.trainer.state.fn != "fit":
@@ -210,8 +245,8 @@ class CaiTModule(LightningModule):
             loops.validate(self.trainer)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        if (rate := self.hparams["lr"]) != self.schedule.lr:  # as Lightning's LearningRateFinder sets it in a run
-            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
+        if (rate := self.hparams["lr"]) != self.settings.lr:  # as Lightning's LearningRateFinder sets it in a run
+            late = f"hparams.lr became {rate:g} after the schedule was made for {self.settings.lr:g}"
             raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
 
     def configure_model(self) -> None:
@@ -231,13 +266,13 @@ class CaiTModule(LightningModule):
             remedy = f"try --model.fields.aux_logits false, or have it return logits alone, not {got}"
             raise UserError(f"{self.name} gives no logits in training: {remedy}")
         logits = precise(logits)
-        with told_as(f"the loss {self.loss_settings.loss} fails"):
+        with told_as(f"the loss {self.settings.loss} fails"):
             loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
             if not (isinstance(loss, Tensor) and loss.numel() == 1):
                 raise TypeError(f"it must return a tensor of one number, not {network.kind_of(loss)}")
         loss = loss.reshape(())
         if self.teacher is not None:
-            loss = self.distillation.loss(loss, logits, self.teacher(images))
+            loss = self.settings.distilled_loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
@@ -332,13 +367,13 @@ class CaiTModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         loops.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
-        optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
-        scheduler = WarmupSchedule(optimizer, self.schedule, self.schedule_length)
+        optimizer = self.settings.build_optimizer(self.model, self.peak_lr())
+        scheduler = WarmupSchedule(optimizer, self.settings, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def schedule_length(self) -> Length:
         """How long the schedule is from where the Trainer stands. Raises UserError if the run has no end."""
-        trainer, epochs = self.trainer, self.schedule.warmup_epochs
+        trainer, epochs = self.trainer, self.settings.warmup_epochs
         if epochs and not math.isfinite(loops.batches_an_epoch(trainer)):
             raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
         if not math.isfinite(total := loops.total_steps(trainer)):
@@ -348,11 +383,11 @@ class CaiTModule(LightningModule):
 
     def peak_lr(self) -> float:
         """The highest rate: `lr`, which counts for `lr_base_size` images a step if that is set."""
-        if self.schedule.lr_base_size is None:
-            return self.schedule.lr
+        if self.settings.lr_base_size is None:
+            return self.settings.lr
         loader: Any = self.trainer.train_dataloader
         batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
-        return self.schedule.lr * batch * loops.batches_a_step(self.trainer) / self.schedule.lr_base_size
+        return self.settings.lr * batch * loops.batches_a_step(self.trainer) / self.settings.lr_base_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
@@ -385,4 +420,4 @@ class CaiTModule(LightningModule):
         if trainer is None or trainer.state.fn != "fit":
             return
         if states := checkpoint.get("optimizer_states"):
-            self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
+            self.settings.apply(states, before, self.model, self.settings.lr)

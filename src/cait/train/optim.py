@@ -3,8 +3,8 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import timm.optim
 import torch
@@ -14,13 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
 from cait.errors import UserError, told_as
-from cait.settings import check_choice, check_range
-
-Shape = Literal["cosine", "constant"]
+from cait.settings import Group, In, Needs, values
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Group):
     """The optimizer and its parameter groups."""
 
     optimizer: str = "adamw"
@@ -28,17 +26,13 @@ class OptimizerSettings:
     "package.module:factory", which is called with parameter groups, lr and `optimizer_args`."""
     optimizer_args: dict[str, Any] | None = None
     """Further arguments of the optimizer, as {"betas": [0.9, 0.95]}."""
-    layer_decay: float | None = None
+    layer_decay: Annotated[float | None, In("(0, 1]")] = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
-    weight_decay: float | None = None
+    weight_decay: Annotated[float | None, In("[0, inf)")] = None
     """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, for adamw, and 0
     for any other optimizer."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "weight_decay")
-        check_range(self, "(0, 1]", "layer_decay")
-
-    def build(self, network: nn.Module, lr: float) -> Optimizer:
+    def build_optimizer(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
         name, given = self.optimizer, dict(self.optimizer_args or {})
         default = 0.05 if name.lower() == "adamw" else 0.0
@@ -68,9 +62,9 @@ class OptimizerSettings:
         remedy = "start a new run from its weights with --model.weights"
         if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
-        groups = self.build(network, lr).param_groups
+        groups = self.build_optimizer(network, lr).param_groups
         settings = {"lr_scale", "fused"}
-        if any(before.get(name) != value for name, value in asdict(self).items()):
+        if any(before.get(name) != value for name, value in values(self, OptimizerSettings).items()):
             arguments = (self.optimizer_args or {}) | (before.get("optimizer_args") or {})
             settings |= {"weight_decay", "betas", "eps", *arguments}
         sizes = [len(group["params"]) for group in groups]
@@ -111,28 +105,27 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
 
 
 @dataclass(frozen=True)
-class ScheduleSettings:
+class ScheduleSettings(Group):
     """The learning rate of every step; see `WarmupSchedule`."""
 
-    lr: float = 5e-4
+    lr: Annotated[float, In("[0, inf)")] = 5e-4
     """Peak learning rate, for `lr_base_size` images a step."""
-    lr_base_size: int | None = 512
+    lr_base_size: Annotated[int | None, In("[1, inf)")] = 512
     """Scale the rate by global batch / lr_base_size, where the global batch counts processes and accumulation; None
     takes `lr` as it is."""
-    warmup_epochs: float = 5
+    warmup_epochs: Annotated[float, In("[0, inf)")] = 5
     """Length of the linear warm-up."""
-    warmup_lr: float = 1e-6
+    warmup_lr: Annotated[float, In("[0, inf)"), Needs("a warm-up", "warmup_epochs")] = 1e-6
     """Rate of the first step, not scaled."""
-    schedule: Shape = "cosine"
+    schedule: Literal["cosine", "constant"] = "cosine"
     """After the warm-up: "cosine" falls to `min_lr`, "constant" keeps the peak. A run that kept the peak and is resumed
     with "cosine" falls from the step that it has reached."""
-    min_lr: float = 1e-5
+    min_lr: Annotated[
+        float,
+        In("[0, inf)"),
+        Needs("--model.schedule cosine", "schedule", lambda schedule: schedule == "cosine"),
+    ] = 1e-5
     """Rate at the end of the cosine, not scaled."""
-
-    def __post_init__(self) -> None:
-        check_choice(self, {"schedule": get_args(Shape)})
-        check_range(self, "[0, inf)", "lr", "warmup_lr", "min_lr", "warmup_epochs")
-        check_range(self, "[1, inf)", "lr_base_size")
 
 
 class Length(NamedTuple):

@@ -27,7 +27,7 @@ def transform(module: Any, image: RawImage) -> Tensor:
         if not module.preprocessing:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
         known = group(Preprocessing, module.preprocessing)
-        module.reading, module.eval_transform = module.reading or known.reading, known.transform()
+        module.reading, module.eval_transform = module.reading or known, known.transform()
     pixels = module.eval_transform(load_image(image, reading=module.reading or AS_SEEN))
     if pixels.dtype != torch.uint8:
         return pixels

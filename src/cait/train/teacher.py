@@ -105,7 +105,7 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
         raise UserError(f"the teacher {path} knows other classes than the data: {abbreviate(odd)}")
     try:
         with network.at_most(ckpt.weights(checkpoint)):
-            teacher = group(NetworkSettings, hparams).build()
+            teacher = group(NetworkSettings, hparams).build_network()
         if HEAD_ANEW in load_weights(teacher, path, own_classes=classes):
             raise UserError("it has no head")
     except (UserError, RuntimeError) as error:

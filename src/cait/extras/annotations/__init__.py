@@ -6,14 +6,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from cait.errors import UserError
-from cait.settings import check_range, group, values
+from cait.settings import Group, In, group, values
 
 
 @dataclass(frozen=True)
-class Annotations:
+class Annotations(Group):
     """Labels that no folder says, and folds. Raises UserError if a number is out of range."""
 
     labels: str | None = None
@@ -24,7 +24,7 @@ class Annotations:
     multi_label: bool = False
     """An image may have any number of classes, parted by ";" in the column `label`; ";" alone means none. The loss
     becomes a binary cross entropy, and best.ckpt is chosen by val/mAP."""
-    folds: int | None = None
+    folds: Annotated[int | None, In("[2, inf)")] = None
     """Divide the images that train and validate into so many folds, by scikit-learn's StratifiedKFold, or with groups
     its StratifiedGroupKFold. Then `fold` validates and the others train."""
     fold: int = 0
@@ -34,12 +34,12 @@ class Annotations:
     what the first pair of parentheses matches. As a column `group` of `labels`, which it replaces."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             if self.group_by is not None and not re.compile(self.group_by).groups:
                 raise UserError(f"data.group_by {self.group_by}: put what names the group in parentheses")
         except re.error as error:
             raise UserError(f"data.group_by {self.group_by} is no regular expression: {error}") from error
-        check_range(self, "[2, inf)", "folds")
         if self.multi_label and self.labels is None:
             raise UserError("data.multi_label reads the classes of images from a table: name it with data.labels")
         if not 0 <= self.fold < (self.folds or 1):

@@ -25,7 +25,7 @@ class MultiLabel(OneClass):
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
         """The loss that the settings ask for; a class whose images are few counts more if there is a data module."""
         if is_path(settings.loss):
-            return settings.build()
+            return settings.build_loss()
         weights = None
         if data is not None:
             images, counts = len(data.source.train), torch.tensor(data.class_counts(), dtype=torch.float32)

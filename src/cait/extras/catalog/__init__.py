@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cait.settings import Group, group
+
 
 @dataclass(frozen=True)
-class Catalog:
+class Catalog(Group):
     """Where a data set of the catalog is, and how it is read. `root` may also be the name of one: torchvision's
     "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10"."""
 
@@ -37,7 +39,6 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     from cait.data.folder import FolderSource, Splits
     from cait.data.source import SplitSource
     from cait.extras.catalog import sets
-    from cait.settings import group
 
     splits: Splits = group(Splits, settings)
     if not named:

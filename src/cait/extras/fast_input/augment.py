@@ -26,7 +26,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from cait.data.loader import READY
 from cait.data.reading import RawImage
-from cait.data.transforms import Augmentation, Erased, Preprocessing, ShapedCrop, size_to_pad
+from cait.data.transforms import Erased, ShapedCrop, size_to_pad
 from cait.extras.fast_input.decode import OpenImage, choose, open_image
 from cait.extras.fast_input.ops import on_arrays
 
@@ -52,19 +52,19 @@ class Augment:
 
     name = "cait"  # in checkpoints
 
-    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
-        settings = preprocessing.timms() | augmentation.timms() | {"hflip": 0.0}
-        stages = create_transform(is_training=True, separate=True, **settings)
+    def __init__(self, settings: Any) -> None:
+        arguments = settings.timms() | settings.timms_augmentation() | {"hflip": 0.0}
+        stages = create_transform(is_training=True, separate=True, **arguments)
         (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
         self.decoder = choose()
         self.how_read = HOW_READ[self.decoder]
-        self.reading, self.size = preprocessing.reading, self.resized_crop.size
-        self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
-        self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in settings["mean"]]
-        self.shaped = ShapedCrop(augmentation.scale, augmentation.ratio)
+        self.reading, self.size = settings, self.resized_crop.size
+        self.interpolation, self.hflip = settings.interpolation, settings.hflip
+        self.fit, self.fill = settings.fit, [round(255 * value) for value in arguments["mean"]]
+        self.shaped = ShapedCrop(settings.scale, settings.ratio)
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
         self.array_ops = [part for part in policy if isinstance(part, RandAugment)]
-        self.image_ops = [part for part in policy if part not in self.array_ops] + augmentation.own_operations()
+        self.image_ops = [part for part in policy if part not in self.array_ops] + settings.own_operations()
         for part in self.array_ops:
             for op in part.ops:
                 op.aug_fn = on_arrays(op.aug_fn)

@@ -53,7 +53,7 @@ def _check_used(run: Run) -> None:
     """Refuse settings of a new run that would do nothing."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    asks, start = run.module.hparams.get, run.module.initial_weights
+    asks, start = run.module.hparams.get, run.module.settings
     has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
     is_typed = "model.freeze_norm" in run.typed  # a recipe sets it for any network
     if run.first_step == 0 and asks("freeze_norm") and not has_norm and is_typed:

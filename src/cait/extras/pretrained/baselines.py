@@ -52,7 +52,7 @@ class Baselines(Callback):
 
     def suggestions(self) -> list[tuple[str, str]]:
         """What the summary says that one may add to the command, if a baseline is better than the run."""
-        table, start = results(self.run.folder), self.run.module.initial_weights
+        table, start = results(self.run.folder), self.run.module.settings
         if table is None or not table.note or self.run.program.script:  # its classes have no recipe
             return []
         tries = [("try", "more time: " + to_type('ARGS="--minutes 10"', "--minutes 10"))]

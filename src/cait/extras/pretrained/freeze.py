@@ -10,10 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import references
 from cait.errors import UserError
+from cait.settings import Group
 
 
 @dataclass(frozen=True)
-class FreezeSettings:
+class FreezeSettings(Group):
     """What keeps the weights that training starts from."""
 
     freeze: bool | float = False
@@ -28,6 +29,7 @@ class FreezeSettings:
     it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.freeze, bool) and not 0 < self.freeze < 1:
             raise UserError(f"freeze must be true, false, or a share of the layers below 1, got {self.freeze:g}")
 
@@ -58,7 +60,7 @@ class Freeze(Callback):
             network.get_parameter(key).requires_grad_(False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        parts, start = list(pl_module.model.modules()), pl_module.initial_weights
+        parts, start = list(pl_module.model.modules()), pl_module.settings
         if freeze := pl_module.hparams.get("freeze"):
             for part in parts:
                 trains = [weight.requires_grad for weight in part.parameters()]

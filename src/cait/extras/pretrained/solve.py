@@ -59,7 +59,7 @@ class SolveHead(Callback):
 
     def _is_new(self, pl_module: Any) -> bool:
         """Whether there are weights, and they have left the head as it was drawn."""
-        start = pl_module.initial_weights
+        start = pl_module.settings
         pairs = zip(self.drawn, head_weights(pl_module), strict=True)
         is_as_drawn = any(torch.equal(before.to(now), now) for before, now in pairs)
         return is_as_drawn and bool(start.weights or start.pretrained)

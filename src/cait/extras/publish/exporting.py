@@ -23,7 +23,6 @@ from cait.extras.publish.formats import ANY, Forward, write_onnx, write_openvino
 from cait.guards import trust
 from cait.model import network
 from cait.run.program import Program
-from cait.settings import values
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
@@ -84,7 +83,7 @@ def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]
     shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
     if is_own := loaded.data.has_own_eval_transform:
         tell(f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own")
-    metadata = ({} if is_own else values(loaded.data.preprocessing)) | loaded.task.metadata
+    metadata = ({} if is_own else loaded.data.preprocessing) | loaded.task.metadata
     return export(loaded.network, output, format, metadata, shape, names)
 
 

@@ -168,7 +168,7 @@ class Trial:
     def built(held: Settings, size: int = 128, classes: int = 2) -> Any:
         """The network for images of `size` pixels and so many classes; None if it cannot be built."""
         settings = nested(held).get("model", {}) | {"img_size": size, "num_classes": classes}
-        return group(NetworkSettings, settings).build()
+        return group(NetworkSettings, settings).build_network()
 
     def takes_head(self, held: Settings, classes: int) -> bool:
         """Whether the weights have a head for so many classes, which is kept.
@@ -181,7 +181,7 @@ class Trial:
             return False
         try:
             with warnings.catch_warnings(action="ignore"):
-                return HEAD_ANEW not in group(InitialWeights, model).load(network, name)
+                return HEAD_ANEW not in group(InitialWeights, model).load_into(network, name)
         except UserError as error:
             raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 

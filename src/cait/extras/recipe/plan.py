@@ -68,7 +68,7 @@ class Plan(Callback):
         now, batches = time.monotonic(), batches_an_epoch(trainer)
         epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
         left = self.begun + 60 * self.minutes - END - now
-        from_weights = bool(pl_module.initial_weights.weights or pl_module.initial_weights.pretrained)
+        from_weights = bool(pl_module.settings.weights or pl_module.settings.pretrained)
         most = max(done, self.first, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
         fitting = done + max(0, int(left / (every * epoch))) * every
         self.epochs = trainer.strategy.broadcast(min(most, fitting))

@@ -63,7 +63,7 @@ class Banner(ModelSummary):
         show(rows, title)
         warmup, steps, _ = pl_module.schedule_length()
         if warmup >= steps and not trainer.should_stop:
-            given = f"--model.warmup_epochs {pl_module.schedule.warmup_epochs:g}"
+            given = f"--model.warmup_epochs {pl_module.settings.warmup_epochs:g}"
             told = f"the warm-up takes {warmup:,} steps ({given}), the run has {steps:,}: the learning rate only rises"
             screen = console(highlight=False)
             screen.print(f"warning: {told}", soft_wrap=not screen.is_terminal)  # on one line in a log
@@ -74,9 +74,9 @@ class Banner(ModelSummary):
         cost = f", {self._gmacs:.3g} GMACs per image" if self._gmacs else ""
         name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         order = "shuffled" if data.order.name == "published" else data.order.name
-        repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
+        repeats = f", {data.settings.repeats} times each" if data.settings.repeats > 1 else ""
         decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
-        schedule = pl_module.schedule
+        schedule = pl_module.settings
         shape = "" if schedule.schedule == "cosine" else f", schedule {schedule.schedule}"
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         processes, accumulated = trainer.world_size, batches_a_step(trainer)
@@ -91,7 +91,7 @@ class Banner(ModelSummary):
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
             "batch": f"{images:,} = {batch}",
-            "optimizer": f"{pl_module.optimizer_settings.optimizer}, weight decay {decay:g}{shape}",
+            "optimizer": f"{pl_module.settings.optimizer}, weight decay {decay:g}{shape}",
             "length": _length(trainer, schedule, images),
             "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
         }

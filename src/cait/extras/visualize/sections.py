@@ -61,7 +61,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     fields = loaded.module.hparams.get("fields") if loaded.module else None
     name, size = network_name(loaded.name, fields), loaded.data.img_size
     facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
-    facts += [("pixels", plots.SHOWN)] if loaded.data.preprocessing.reading.reader else []
+    facts += [("pixels", plots.SHOWN)] if loaded.data.settings.reader else []
     sections: list[Section] = []
     try:
         sections.append(_maps(loaded, given, output))
@@ -92,7 +92,7 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
         (best,) = loaded.task.best(probabilities, loaded.class_names)
         words = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in best) or "no class"
         words += f"; true class {label}" if label is not None else ""
-        figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.preprocessing), words)
+        figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.settings), words)
         stem = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
         drawn[stem.lower()] += 1
         number = drawn[stem.lower()]
@@ -112,7 +112,7 @@ def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, N
             raise UserError(f"there is no image {place}")
         for path in [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]:
             try:
-                image = load_image(path, reading=data.preprocessing.reading)
+                image = load_image(path, reading=data.settings)
             except UnreadableImageError as error:
                 if not place.is_dir():
                     raise
@@ -169,7 +169,7 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         title = f"true {names[each.label]}, predicted {names[each.predicted]}"
         file = "/".join(Path(images.samples.name(each.place)).parts[-2:])
         image = _seen(loaded, images[each.place][0])
-        pixels = plots.pixels(image, loaded.data.preprocessing)
+        pixels = plots.pixels(image, loaded.data.settings)
         tiles.append((pixels, title, f"at {each.probability:.1%}, loss {each.loss:.2f}; {file}"))
     taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
     pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]

@@ -466,12 +466,12 @@ def test_labels_are_mixed_in_timms_shares(mode: str, switch: float) -> None:
     classes = torch.tensor([0, 1, 2, 3, 3, 1, 0, 2])
     rows = F.one_hot(classes, 4).float()
     mixing = Mixing(mix_mode=mode, mix_switch_prob=switch)  # type: ignore[arg-type]
-    mixed, shares = mixing(images.clone(), rows, 4, seed=3)
+    mixed, shares = mixing.mix(images.clone(), rows, 4, seed=3)
     np.random.seed(3)
     timms = Mixup(0.8, 1.0, switch_prob=switch, mode=mode, label_smoothing=0.0, num_classes=4)
     expected, timms_shares = timms(images.clone(), classes)
     assert torch.equal(mixed, expected)
     assert torch.allclose(shares, timms_shares, atol=1e-6)
     both = rows + F.one_hot((classes + 1) % 4, 4)  # two labels per image: the shares of each add up
-    summed = mixing(images.clone(), both, 4, seed=3)[1]
+    summed = mixing.mix(images.clone(), both, 4, seed=3)[1]
     assert torch.allclose(summed, shares + shares.roll(1, dims=1), atol=1e-6)

@@ -164,7 +164,7 @@ def test_training_is_timms_crop_mirror_and_erasing(fit: str, tmp_path: Path) -> 
     data = cait.ImageNetDataModule(
         img_size=16, in_chans=5, reader=READER, fit=fit, erase_prob=1, **shared, **statistics
     )
-    planes = data.preprocessing.open(tmp_path / "x.npy", "", False)
+    planes = data.settings.open(tmp_path / "x.npy", "", False)
     seed_generators(1)
     pixels, whole = data.train_transform(planes), data.eval_transform(planes)
     assert pixels.shape == whole.shape == (5, 16, 16)

@@ -29,7 +29,6 @@ from cait.extras.publish import eight_bits, exporting
 from cait.extras.publish.exporting import export
 from cait.model import network
 from cait.run.program import Program
-from cait.settings import values
 from cait.train.metrics import OneClass
 
 UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
@@ -178,7 +177,7 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
 
     loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
-    monkeypatch.setattr(Augmentation, "transform", None)  # images that calibrate are not augmented
+    monkeypatch.setattr(Augmentation, "train_transform", None)  # images that calibrate are not augmented
     assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [360, 128]
     with monkeypatch.context() as patch:
         patch.setattr(dataset, "load_image", lambda *_: (_ for _ in ()).throw(UnreadableImageError("no image")))
@@ -244,11 +243,11 @@ def test_padding_travels_and_the_files_are_for_the_same_readers(tmp_path: Path) 
 
 def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: list[Image.Image]) -> None:
     data = cait.ImageNetDataModule(img_size=8, crop_pct=0.9, in_chans=1)
-    export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", values(data.preprocessing), (1, 8, 8))
+    export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", data.preprocessing, (1, 8, 8))
     told = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
     assert told["input_size"] == (1, 8, 8)
     theirs = create_transform(**told)(photographs[0].convert("L"))
-    ours = data.eval_transform(load_image(photographs[0], reading=data.preprocessing.reading))
+    ours = data.eval_transform(load_image(photographs[0], reading=data.settings))
     assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 
