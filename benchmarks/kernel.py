@@ -23,9 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cait.model.attention import backend_named, merge_heads
-from cait.model.recompute import scaled_product
 from contrib.fused import attention, kernels
-from contrib.fused.attention import heads_first, padded
+from contrib.fused.attention import heads_first, padded, scaled_product
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""

@@ -29,9 +29,8 @@ GONE = """
 """
 """What is the template's alone."""
 OF_CAIT = """
-    src/*/model/attention.py src/*/model/cait.py src/*/model/recompute.py src/*/model/residual.py
-    src/*/model/timm_calls.py
-    src/*/extras/paper src/*/extras/recipe/stem.py
+    src/*/model/attention.py src/*/model/cait.py src/*/model/residual.py
+    src/*/extras/paper src/*/extras/recipe/stem.py src/*/extras/recompute src/*/extras/timm_calls
     src/*/extras/*/tests/test_cait*.py tests/support/cait_*.py tests/*/test_cait*.py tests/test_cait*.py
 """
 SMALL_VIT = "timm/vit_tiny_patch16_224"

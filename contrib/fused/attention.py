@@ -13,13 +13,13 @@ takes it like any other. It is not registered for autocast, which would cast W_l
 precision of the linear layer before it.
 """
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from cait.model.recompute import no_autocast, scaled_product
 from contrib.fused import kernels
 
 
@@ -137,6 +137,17 @@ def _tokens_first(heads: Tensor, like: Tensor) -> Tensor:
     """View [B·h, N or more, k] as [B, N, h, k], the shape of `like`."""
     B, N, h, k = like.shape
     return heads.view(B, h, heads.shape[1], k)[:, :, :N].transpose(1, 2)
+
+
+def no_autocast(x: Tensor) -> Any:
+    """Turn autocast off on the device of x."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale · a b for stacks of matrices, scaled before rounding."""
+    return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
 
 
 OPERATOR = "cait::talking_heads"

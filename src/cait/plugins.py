@@ -28,7 +28,8 @@ KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
     "GROUPS": 'dict[str, str]: {"data": "module:Name"}: a `cait.settings.Group` of settings of "data" or "model"; or '
-    '{"fields": ...}: fields of CaiT, see `cait.model.config.config_class`',
+    '{"fields": ...}: fields of CaiT, see `cait.model.config.config_class`; or {"network": ...}: a base of '
+    "`cait.model.cait.CaiT`, for more methods",
     "TIMM_FIELDS": 'dict[str, str]: {"name": "module:function"}: fields of timm networks; the function is called with '
     "the network, the value and the shape of an image, and returns a network",
     "add_settings": "(line, program): adds settings to a command line before it is parsed; see cait.cli.options.Line",
@@ -36,7 +37,8 @@ KINDS = {
     "step_callbacks": "(module, data) -> list[Callback]: what decides how steps are computed, also when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
     "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see ImageNetDataModule.pipeline',
-    "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; see `cait.model.attention.backend_named`',
+    "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; "default" is what a network takes that names '
+    "none, see `cait.model.attention.backend_named`",
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
     "scorers": "(scoring) -> Callback: what `cait eval` has beyond loss and accuracy; see cait.cli.evaluate.Scoring",

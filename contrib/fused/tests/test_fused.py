@@ -250,7 +250,7 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
     with pytest.raises(UserError, match=words) as caught:
         attention_results(case(heads, 5, dtype, k), "fused")
     assert "\n" not in str(caught.value)
-    attention_results(case(heads, 5, dtype, k), "recompute")
+    attention_results(case(heads, 5, dtype, k), "default")
 
 
 def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

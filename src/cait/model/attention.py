@@ -25,8 +25,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
-        self.attention_backend = config.attention_backend
         self.attend = backend_named(config.attention_backend)
+        self.attention_backend = self.attend.__name__
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
         self.proj_l, self.proj_w = (nn.Linear(self.num_heads, self.num_heads) for _ in range(2))
@@ -115,9 +115,13 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
 
 
 def backend_named(name: str) -> Callable[..., Tensor]:
-    """What an `attention_backend` names: it computes what `reference` does. Raises UserError if there is none."""
-    own = {"recompute": "cait.model.recompute:recompute", "reference": "cait.model.attention:reference"}
-    known = own if name in own else own | plugins.by_name("ATTENTION_BACKENDS")
-    if name not in known:
-        raise UserError(f"attention_backend must be one of {', '.join(known)}, got {name!r}")
-    return references.locate(known[name])
+    """What an `attention_backend` names: it computes what `reference` does. Raises UserError if there is none.
+
+    An extra may add "default", the one of networks that name none. It may have an attribute `gelu_linear`, which then
+    computes what `cait.model.residual.gelu_linear` does.
+    """
+    ours = "cait.model.attention:reference"
+    paths = {"default": ours, "reference": ours} | plugins.by_name("ATTENTION_BACKENDS")
+    if name not in paths:
+        raise UserError(f"attention_backend must be one of {', '.join(paths)}, got {name!r}")
+    return references.locate(paths[name])

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cait import references
+from cait import plugins, references
 from cait.errors import UserError
-from cait.model.attention import ClassAttention, SelfAttention
+from cait.model.attention import ClassAttention, SelfAttention, backend_named
 from cait.model.config import CaiTConfig, variant_config
 from cait.model.network import in_evaluation
-from cait.model.residual import DropPath, Sample, draw_samples, sampled, sampled_scale, scaled_linear
-from cait.model.timm_calls import TimmCalls
+from cait.model.residual import DropPath, Sample, draw_samples, gelu_linear, sampled, sampled_scale, scaled_linear
 
 
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> CaiT:
@@ -52,10 +50,11 @@ class Mlp(nn.Module):
         d, hidden = config.embed_dim, int(config.embed_dim * config.mlp_ratio)
         self.fc1 = nn.Linear(d, hidden)
         self.fc2 = nn.Linear(hidden, d)
+        self.gelu_linear = getattr(backend_named("default"), "gelu_linear", gelu_linear)
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · mlp(x) for x [B, N, d] and γ [d]; no γ means 1."""
-        return scaled_linear(self.fc2, self.fc1(x), gamma, gelu=True)
+        return scaled_linear(self.fc2, self.fc1(x), gamma, self.gelu_linear)
 
 
 class Block(nn.Module):
@@ -147,7 +146,7 @@ class Maps(NamedTuple):
     """[B, h, 1, 1 + N] each, the class token first."""
 
 
-class CaiT(TimmCalls, nn.Module):
+class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
     """Class-attention in image Transformers: images [B, C, S, S] to logits [B, num_classes]."""
 
     blocks_of: tuple[Callable[..., nn.Module], ...] = (SelfAttentionBlock, ClassAttentionBlock)
@@ -230,16 +229,18 @@ class CaiT(TimmCalls, nn.Module):
     def maps(self, images: Tensor) -> Maps:
         """The attention maps of images [B, C, S, S], as in evaluation; not of compiled blocks."""
 
-        def keep(maps: list[Tensor], attn: Any, given: tuple[Tensor]) -> None:
-            maps.append(attn.maps(given[0]))
-
-        found, kinds = Maps([], []), (self.blocks, self.blocks_token_only)
+        maps = Maps([], [])
         with in_evaluation(self), ExitStack() as hooks:
-            for maps, blocks in zip(found, kinds, strict=True):
+
+            def record(blocks: Any, into: list[Tensor]) -> None:
                 for block in blocks:
-                    hooks.enter_context(block.attn.register_forward_pre_hook(partial(keep, maps)))
+                    hook = block.attn.register_forward_pre_hook(lambda attn, inputs: into.append(attn.maps(inputs[0])))
+                    hooks.enter_context(hook)
+
+            record(self.blocks, maps.self_attention)
+            record(self.blocks_token_only, maps.class_attention)
             self(images)
-        return found
+        return maps
 
     def compile_blocks(self) -> None:
         """Compile each kind of block once for all its blocks. It needs a C++ compiler, on the CPU and beside a GPU."""

@@ -44,8 +44,8 @@ class CaiTConfig(Group):
     """Probability of dropping a residual branch of each self-attention block; 0 in class attention."""
     drop_path_mode: DropPathMode = "skip"
     """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
-    attention_backend: str = "recompute"
-    """How attention with talking heads is computed: "recompute", "reference", or a name that an extra adds; see
+    attention_backend: str = "default"
+    """How attention with talking heads is computed: "reference", or a name that an extra adds; see
     `cait.model.attention.backend_named`."""
 
     def __post_init__(self) -> None:

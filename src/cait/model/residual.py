@@ -3,14 +3,13 @@
 γ ∈ R^d starts at ε. Shapes: B images, N tokens, d = embed_dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait.model.config import DropPathMode
-from cait.model.recompute import GeluLinear
 
 Sample = tuple[Tensor, Tensor] | None
 """The images of a batch whose branch is computed: their indices and the factor [1] of the branch. None means all."""
@@ -89,18 +88,21 @@ def sampled_scale(gamma: Tensor | None, sample: Sample) -> Tensor | None:
     return sample[1] if gamma is None else sample[1] * gamma
 
 
-def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
-    """γ · linear(x), or with `gelu` γ · linear(gelu(x)), for tokens x [B, N, d] and γ [d] or [1]; no γ means 1.
+def scaled_linear(
+    linear: nn.Linear, x: Tensor, gamma: Tensor | None, function: Callable[..., Tensor] = F.linear
+) -> Tensor:
+    """γ · linear(x) for tokens x [B, N, d] and γ [d] or [1]; no γ means 1. `function` takes x, W and b.
 
     γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where a class token
     is smaller than the weights. In float16 a small γ would make γW vanish.
     """
-    weight: Tensor = linear.weight
-    bias: Tensor = linear.bias
-    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 2:
-        weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
-    if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():
-        y = GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
-    else:
-        y = F.linear(F.gelu(x) if gelu else x, weight, bias)
-    return y if gamma is None else gamma * y
+    if gamma is None:
+        return function(x, linear.weight, linear.bias)
+    if x.dtype == torch.float16 or x.shape[-2] <= 2:
+        return gamma * function(x, linear.weight, linear.bias)
+    return function(x, gamma[:, None] * linear.weight, gamma * linear.bias)
+
+
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W gelu(x) + b for x [..., d], W [e, d] and b [e]."""
+    return F.linear(F.gelu(x), weight, bias)

@@ -81,8 +81,8 @@ class AblatedSelfAttention(SelfAttention):
         nn.Module.__init__(self)  # not the constructor of SelfAttention, which has talking heads in any case
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale, self.cosine = (d // self.num_heads) ** -0.5, config.attention == "cosine"
-        self.attention_backend = config.attention_backend if config.talking_heads and not self.cosine else ""
         self.attend = backend_named(config.attention_backend)
+        self.attention_backend = self.attend.__name__ if config.talking_heads and not self.cosine else ""
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)

@@ -1,6 +1,6 @@
 """Hand-written backward passes, which save less of the forward pass and compute the rest again.
 
-`recompute` is the default of `CaiTConfig.attention_backend`, and gives what `cait.model.attention.reference` gives.
+`recompute` computes what `cait.model.attention.reference` does, `gelu_linear` what `cait.model.residual.gelu_linear` does.
 
 Shapes: B images, N tokens, h heads, k channels a head; maps are [B·h, N, N].
 """
@@ -141,3 +141,13 @@ class GeluLinear(torch.autograd.Function):
         flat = d_out.flatten(0, -2)
         d_weight = flat.t() @ F.gelu(x).flatten(0, -2)
         return torch.ops.aten.gelu_backward(d_out @ weight, x), d_weight, flat.sum(dim=0)
+
+
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W gelu(x) + b for x [..., d], W [e, d] and b [e]; without a backward pass by PyTorch's own operations."""
+    if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        return GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
+    return F.linear(F.gelu(x), weight, bias)
+
+
+recompute.gelu_linear = gelu_linear  # type: ignore[attr-defined]

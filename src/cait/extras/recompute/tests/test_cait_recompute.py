@@ -8,10 +8,14 @@ from cait_attention_cases import DEVICE, attention_case, attention_results
 from networks import saved_bytes
 from torch import Tensor
 
+from cait import create_model, plugins
+from cait.errors import UserError
+from cait.extras.recompute.backward import TalkingHeads, gelu_linear
 from cait.model.attention import SelfAttention, backend_named
 from cait.model.cait import Mlp
 from cait.model.config import CaiTConfig
-from cait.model.recompute import TalkingHeads
+from cait.model.residual import gelu_linear as plain_gelu_linear
+from cait.model.residual import scaled_linear
 
 
 def errors(case: list[Tensor], backend: str) -> list[float]:
@@ -74,3 +78,37 @@ def test_gelu_is_computed_again_and_not_kept() -> None:
     x = torch.randn(2, 400, mlp.fc1.in_features)
     one = 4 * 2 * 400 * mlp.fc1.out_features
     assert saved_bytes(partial(mlp, x), least=one) == one
+
+
+@pytest.mark.parametrize("with_gamma", [False, True])
+def test_gelu_that_is_computed_again_has_the_same_gradients(with_gamma: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 5).double()
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    gamma = torch.randn(5, dtype=torch.float64, requires_grad=True) if with_gamma else None
+    outputs = [scaled_linear(linear, x, gamma, function) for function in (gelu_linear, plain_gelu_linear)]
+    leaves = [x, linear.weight, linear.bias, *([gamma] if with_gamma else [])]
+    weights = torch.randn_like(outputs[0])
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad((out * weights).sum(), leaves) for out in outputs))
+
+
+def test_a_network_that_names_no_backend_takes_it() -> None:
+    network = create_model("xxs24", 32, depth=1, embed_dim=32, num_heads=2)
+    assert network.blocks[0].attn.attention_backend == "recompute"
+    assert all(block.mlp.gelu_linear is gelu_linear for block in (*network.blocks, *network.blocks_token_only))
+    plain = create_model("xxs24", 32, depth=1, embed_dim=32, num_heads=2, attention_backend="reference")
+    assert plain.blocks[0].attn.attention_backend == "reference"
+
+
+def test_without_the_extra_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    fields = dict(img_size=32, depth=1, embed_dim=32, num_heads=2)
+    network = create_model("xxs24", **fields)
+    monkeypatch.setattr(plugins, "extras", dict)
+    plain = create_model("xxs24", **fields)
+    assert plain.blocks[0].attn.attention_backend == "reference"
+    plain.load_state_dict(network.state_dict())
+    torch.testing.assert_close(plain.eval()(images), network.eval()(images))
+    with pytest.raises(UserError, match="attention_backend must be one of default, reference, got 'recompute'"):
+        create_model("xxs24", **fields, attention_backend="recompute")
