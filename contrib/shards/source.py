@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cait.data.folder import Splits
-from cait.errors import UserError, said
+from cait.errors import UserError, told_as
 from cait.extras.display import root_name
 from contrib.shards import INDEX, Shards
 from contrib.shards.bucket import Bucket, Folder, Piece
@@ -110,7 +110,7 @@ class ShardSource:
     def index(self) -> dict[str, Any]:
         """What shards.json says, and the set's `Piece`s. It holds no file names, so it cannot name other files."""
         text = self.place.index()
-        try:
+        with told_as(f"{self.root}/{INDEX} is no index for this program"):
             found = json.loads(text)
             if found["version"] != VERSION:
                 raise ValueError(f"it is of version {found['version']}, this program reads version {VERSION}")
@@ -121,8 +121,6 @@ class ShardSource:
                 part["chunks"] = [Piece(chunk_name(split, number), *each) for number, each in enumerate(part["chunks"])]
                 if (given := self._given[split]) not in (split, part["split"]):
                     raise ValueError(f"it was made of {part['split']}: leave out --data.{split}_split {given}")
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.root}/{INDEX} is no index for this program: {said(error)}") from error
         return found
 
     def verify(self) -> Iterator[str]:
@@ -178,7 +176,7 @@ class ShardSource:
         for piece in part["chunks"]:
             self.place.check(piece)
         content = self.place.whole(part["table"])
-        try:
+        with told_as(f"{self.root}/{split}/{TABLE} is no table of these shards"):
             with np.load(BytesIO(content)) as file:
                 table = {name: file[name] for name in ("names", "ends", "places", *COLUMNS)}
             samples = ShardSamples(self.root, table, part["chunks"], images, self.place)
@@ -187,6 +185,4 @@ class ShardSource:
             known = (samples.labels < len(self.class_names)) & (samples.chunk_of < len(part["chunks"]))
             if not known.all() or any((table[name] < 0).any() for name in ("places", "starts", "sizes")):
                 raise ValueError("it is of other chunks or classes")
-        except Exception as error:  # of many kinds, by numpy and its archive
-            raise UserError(f"{self.root}/{split}/{TABLE} is no table of these shards: {said(error)}") from error
         return samples

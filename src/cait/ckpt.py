@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import socket
 import warnings
 import zipfile
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import disk
-from cait.errors import UserError
+from cait.errors import UserError, told_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,21 +46,22 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise UserError(f"the checkpoint {path} does not exist")
-    try:
-        checkpoint = read(path)
+    with told_as(f"{path} is not a whole checkpoint of a run", partial(_why_no_checkpoint, path)):
+        try:
+            checkpoint = read(path)
+        except OSError as error:  # other machines of the run may be able to read it
+            raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
         checkpoint["global_step"], checkpoint["state_dict"]
-    except UserError:
-        raise
-    except OSError as error:  # other machines of the run may be able to read it
-        raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
-    except Exception as error:
-        is_other = isinstance(error, KeyError) or path.suffix == ".safetensors"
-        why = "; if it holds weights alone, name it with --model.weights" if is_other else why_unread(path, error)
-        raise UserError(f"{path} is not a whole checkpoint of a run{why}") from error
     disk.check_shape(checkpoint, FIELDS, path)
     if key := _data_key(checkpoint):
         disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint
+
+
+def _why_no_checkpoint(path: Path, error: Exception) -> str:
+    if isinstance(error, KeyError) or path.suffix == ".safetensors":
+        return "; if it holds weights alone, name it with --model.weights"
+    return why_unread(path, error)
 
 
 def read(path: Path) -> Any:
@@ -76,22 +77,22 @@ def read(path: Path) -> Any:
         raise UserError(f"{path} is damaged: the checksum of a part is not the one that was saved with it")
     # The release keeps the command line of its training beside the weights.
     with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    made = disk.plain(content, path, kept=(object,))
-    if isinstance(made, dict):
-        for key in {"hyper_parameters", _data_key(made)} & made.keys():  # the others hold states of any type
-            made[key] = disk.plain(made[key], path, key, kept=(torch.Tensor,))
-        if "state_dict" in made:
-            made["state_dict"] = content["state_dict"]  # it holds the versions of its modules too
-    return made
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    content = disk.plain(loaded, path, kept=(object,))
+    if isinstance(content, dict):
+        for key in {"hyper_parameters", _data_key(content)} & content.keys():  # the others hold states of any type
+            content[key] = disk.plain(content[key], path, key, kept=(torch.Tensor,))
+        if "state_dict" in content:
+            content["state_dict"] = loaded["state_dict"]  # it holds the versions of its modules too
+    return content
 
 
 def why_unread(path: Path, error: Exception) -> str:
     """The end of a message: what a file holds that torch refused to read; empty if that is not known."""
     if "TorchScript" in str(error):
         return "; it is a TorchScript archive, which is code: save the state_dict() of its network"
-    if kind := re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error)):
-        return f"; it holds {kind[1]}, which is neither a plain value nor a tensor: save those alone"
+    if refused := re.search(r"GLOBAL (\S{1,80}) was not an allowed", str(error)):
+        return f"; it holds {refused[1]}, which is neither a plain value nor a tensor: save those alone"
     return disk.in_its_place(path)
 
 
@@ -107,7 +108,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-@functools.lru_cache
+@lru_cache
 def _is_whole(path: Path, version: tuple[int, ...]) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
@@ -135,19 +136,21 @@ def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
     """
     if asked is not None:
         return asked
-    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    watched = [state["monitor"] for state in states if isinstance(state.get("monitor"), str)]
-    is_chosen_by_it = not watched or watched[-1].startswith(f"{VAL_EMA}/")
-    return is_chosen_by_it and average(checkpoint) is not None
+    if average(checkpoint) is None:
+        return False
+    metrics = [state.get("monitor") for state in checkpoint["callbacks"].values() if isinstance(state, dict)]
+    watched = [metric for metric in metrics if isinstance(metric, str)]
+    return not watched or watched[-1].startswith(f"{VAL_EMA}/")
 
 
 def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> dict[str, Tensor]:
     """The weights that a checkpoint stands for, see `uses_average`. Raises UserError if it lacks those asked for."""
     if not uses_average(checkpoint, asked):
         return weights(checkpoint)
-    if (found := average(checkpoint)) is None:
+    averaged = average(checkpoint)
+    if averaged is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    return found
+    return averaged
 
 
 def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -168,7 +171,7 @@ def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
 
 def _data_key(checkpoint: Checkpoint) -> str:
     """The key of the data module's part: it has the "class_names", and "depends_on", which a user's settings lack."""
-    for key, part in checkpoint.items():
-        if isinstance(part, dict) and isinstance(part.get("class_names"), list) and "depends_on" in part:
+    for key, state in checkpoint.items():
+        if isinstance(state, dict) and isinstance(state.get("class_names"), list) and "depends_on" in state:
             return key
     return ""

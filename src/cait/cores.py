@@ -13,7 +13,8 @@ A scheduler and a terminal send them to the whole group of processes.
 """
 
 
-USUAL, IMPORTING = gc.get_threshold(), 100_000
+USUAL = gc.get_threshold()
+IMPORTING = 100_000
 """How many new objects Python's collector waits for. Imports make a million that stay, at which it looks in vain."""
 
 
@@ -35,7 +36,8 @@ def before_torch() -> None:
     # torch asks the system for a batch's memory again and again, and its pages take longer than normalizing the images.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # Stochastic depth asks a GPU's memory for another size in each branch and step. Segments that grow leave no gaps.
-    if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):
+    names = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+    if names.isdisjoint(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
@@ -52,7 +54,7 @@ def share(processes: int) -> int:
     """
     from joblib import cpu_count  # it knows affinity and a container's quota, and takes a fifth of a second to import
 
-    bound = cpu_count()
-    of_step = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    together = int(of_step) if of_step.isdecimal() else bound
-    return max(1, min(bound, together // processes))
+    cores = cpu_count()
+    step_cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    total = int(step_cores) if step_cores.isdecimal() else cores
+    return max(1, min(cores, total // processes))

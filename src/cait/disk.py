@@ -15,7 +15,9 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cait.errors import UserError, one_line, printable, tell
+from cait.errors import UserError, one_line, printable, tell, told_as
+from cait.plain import check_shape as check_shape
+from cait.plain import plain as plain
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -31,8 +33,6 @@ INSTEAD = {
 """What a download leaves in the place of a file, by how it begins."""
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
-MOST_VALUES, MOST_LETTERS, DEEPEST, MOST_BITS = 1 << 18, 1 << 26, 50, 63
-"""The most that a file may hold: values, letters of all texts, levels, and bits of a whole number."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 """What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
 QUIET = 20.0
@@ -46,22 +46,29 @@ def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     status = os.fstat(file.fileno())
+    problem = ""
     if not S_ISREG(status.st_mode):
         problem = "is not a regular file"
     elif limit is not None and status.st_size > limit:
         problem = f"has {status.st_size:,} bytes, more than the {limit:,} that are read"
-    else:
-        return file
-    file.close()
-    raise UserError(f"{path} {problem}")
+    if problem:
+        file.close()
+        raise UserError(f"{path} {problem}")
+    return file
 
 
 def in_its_place(path: str | Path) -> str:
     """The end of a message: what lies at a path instead of the file that was meant; empty if that is not known."""
-    with suppress(OSError, UserError), open_file(path) as file:
-        head = file.read(64).lstrip()
-        what = next((told for start, told in INSTEAD.items() if head.startswith(start)), "" if head else "it is empty")
-        return what and f"; {what}"
+    try:
+        with open_file(path) as file:
+            head = file.read(64).lstrip()
+    except (OSError, UserError):
+        return ""
+    if not head:
+        return "; it is empty"
+    for start, content in INSTEAD.items():
+        if head.startswith(start):
+            return f"; {content}"
     return ""
 
 
@@ -77,75 +84,11 @@ def read_text(path: Path, limit: int = TEXT) -> str:
 def read_json(path: Path, shape: Any) -> Any:
     """The value in a file. Raises what `read_text` does, and UserError if it is no JSON of this `check_shape`."""
     text = read_text(path)
-    try:
+    with told_as(f"{path} is no JSON"):
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON: {one_line(error)}") from error
     content = plain(content, path)
     check_shape(content, shape, path)
     return content
-
-
-def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...] = ()) -> Any:
-    """What a file holds, made anew of None, bool, int, float, str, lists and dicts: it may be made to do harm.
-
-    Every reader of a file calls it, before anything looks at what was read. Tuples and sets become lists, and objects
-    of the types in `kept` stay. A part that stands in several places is counted and made in each, so a file that is
-    small may not stand for much, and nothing holds itself. Raises UserError if it holds something else, or more than a
-    file may hold; the error names the file `source`, and the field below `name`.
-    """
-    values = letters = 0
-
-    def made(part: Any, name: str, level: int) -> Any:
-        nonlocal values, letters
-        is_dict, is_list = isinstance(part, dict), isinstance(part, list | tuple | set | frozenset)
-        pairs, leaves = [], [part]
-        if is_dict:
-            pairs, leaves = [*part.items()], [*part]
-        elif is_list:
-            pairs, leaves = [*enumerate(part)], []
-        values, letters = values + len(pairs), letters + sum(len(leaf) for leaf in leaves if isinstance(leaf, str))
-        problems = (_problem(leaf) for leaf in leaves if is_dict or not isinstance(leaf, kept))
-        problem = next(filter(None, problems), "")
-        if values > MOST_VALUES or letters > MOST_LETTERS or (pairs and level == DEEPEST):
-            most = f"{MOST_VALUES:,} values, {MOST_LETTERS:,} letters or {DEEPEST} levels"
-            problem = f"too large: a file may hold {most}"
-        if problem:
-            raise UserError(f"{source}: {name or 'its content'} cannot be used: it is {problem}")
-        found = {key: made(each, f"{name}.{key!s:.40}".lstrip("."), level + 1) for key, each in pairs}
-        return found if is_dict else [*found.values()] if is_list else part
-
-    return made(value, name, 0)
-
-
-def _problem(value: Any) -> str:
-    """What a value is that cannot be used, as a part that has no parts or as a key; empty if it can."""
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        return f"a whole number of more than {MOST_BITS} bits"
-    is_plain = value is None or isinstance(value, str | int | float)
-    return "" if is_plain else f"neither text nor a number, but of the type {type(value).__name__}"
-
-
-def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
-    """Refuse a `plain` value that a crash or somebody else may have written: a UserError names the file and the field.
-
-    A shape is a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
-    and {...: shape} of all other fields.
-    """
-    kind: Any = type(shape) if isinstance(shape, dict | list) else shape
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
-        raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")
-    if isinstance(shape, list):
-        for place, item in enumerate(value):
-            check_shape(item, shape[0], path, f"{name}[{place}]")
-    if isinstance(shape, dict):
-        fields = {field.rstrip("?"): field for field in shape if field is not ...}
-        for key, field in fields.items():
-            if value.get(key) is not None or not field.endswith("?"):
-                check_shape(value.get(key), shape[field], path, f"{name}.{key}".lstrip("."))
-        for key in value.keys() - fields.keys() if ... in shape else ():
-            check_shape(value[key], shape[...], path, f"{name}.{key}".lstrip("."))
 
 
 def check_inside(folder: Path) -> None:
@@ -155,16 +98,21 @@ def check_inside(folder: Path) -> None:
     the user's cache, and nothing else reads or writes there.
     """
     home = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != "wandb" or Path(place, name).is_symlink()]
-        for path in (Path(place, name) for name in (*folders, *files)):
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "wandb" or Path(parent, name).is_symlink()]
+        for name in (*folders, *files):
             with suppress(FileNotFoundError):  # a run that trains replaces its files
-                mode = path.lstat().st_mode
-                if S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(home):
-                    remedy = "this account might write there; put what it leads to in its place"
-                    raise UserError(f"{path} is a link out of the run's folder: {remedy}")
-                if not (S_ISLNK(mode) or S_ISREG(mode) or S_ISDIR(mode)):
-                    raise UserError(f"{path} is not a regular file: take it out of the run's folder")
+                _check_entry(Path(parent, name), home)
+
+
+def _check_entry(path: Path, home: Path) -> None:
+    mode = path.lstat().st_mode
+    if not S_ISLNK(mode):
+        if not (S_ISREG(mode) or S_ISDIR(mode)):
+            raise UserError(f"{path} is not a regular file: take it out of the run's folder")
+    elif not Path(os.path.realpath(path)).is_relative_to(home):
+        remedy = "this account might write there; put what it leads to in its place"
+        raise UserError(f"{path} is a link out of the run's folder: {remedy}")
 
 
 def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None:
@@ -173,10 +121,11 @@ def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None
         raise UserError(f"{path} exists; move it away or name another file with --output")
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
         raise UserError(f"{path} is no {'folder' if folder else 'regular file'}; name one with --output")
-    place = path if folder else path.parent
     try:
-        folders = (place, *place.absolute().parents)
-        with TemporaryFile(dir=next(each for each in folders if each.exists())):
+        parent = path if folder else path.absolute().parent
+        while not parent.exists():
+            parent = parent.absolute().parent
+        with TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
@@ -230,12 +179,12 @@ def read_rows(path: Path, why: str = "there is no such file") -> list[dict[str, 
     Raises UserError if it is no table, or missing, for the reason `why`, and what `read_text` does.
     """
     try:
-        head, *lines = read_text(path).removeprefix("\ufeff").split("\n")
-        return list(csv.DictReader([head, *lines[:-1]] if lines else [], restval="", delimiter=_delimiter(head)))
+        text = read_text(path).removeprefix("\ufeff")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {why}") from error
-    except csv.Error as error:
-        raise UserError(f"{path} is no CSV file: {one_line(error)}") from error
+    lines = text.split("\n")[:-1]
+    with told_as(f"{path} is no CSV file"):
+        return list(csv.DictReader(lines, restval="", delimiter=_delimiter(text)))
 
 
 def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -247,18 +196,11 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
             head = file.readline()
-            delimiter = _delimiter(head)
             file.seek(0)
+            delimiter = _delimiter(head)
             blanks = f"{delimiter} " in head  # some tables have one before each cell, also before quotes
             reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks)
-            columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or []]
-            while columns and not columns[-1]:  # what lies below has no column
-                columns.pop()
-            if "path" not in columns:
-                has = printable(", ".join(columns)) or "none"
-                raise UserError(f"{name} has no column `path`, it has {has}; save the table as CSV in UTF-8")
-            if twice := [column for column in columns if column and columns.count(column) > 1]:
-                raise UserError(f"{name} has two columns `{twice[0]}`: remove one")
+            columns = reader.fieldnames = _columns(reader.fieldnames or (), name)
             for row in reader:
                 _check_cells(row, f"{name}, line {reader.line_num}")
                 yield reader.line_num, {column: row[column] for column in columns}
@@ -268,9 +210,23 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
         raise UserError(f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}") from error
 
 
-def _delimiter(head: str) -> str:
+def _columns(header: Sequence[str], name: str) -> list[str]:
+    """The columns of a table of images, in lower case."""
+    columns = [column.strip().lower() for column in header]
+    while columns and not columns[-1]:  # what lies below has no column
+        columns.pop()
+    if "path" not in columns:
+        known = printable(", ".join(columns)) or "none"
+        raise UserError(f"{name} has no column `path`, it has {known}; save the table as CSV in UTF-8")
+    if twice := [column for column in columns if column and columns.count(column) > 1]:
+        raise UserError(f"{name} has two columns `{twice[0]}`: remove one")
+    return columns
+
+
+def _delimiter(text: str) -> str:
     """What parts the cells of a table, by its first line: some spreadsheets save it with another."""
-    return max(",;\t", key=lambda sign: (sign == "," and sign in head, head.count(sign)))
+    head = text.partition("\n")[0]
+    return "," if "," in head else max(",;\t", key=head.count)
 
 
 def _check_cells(row: dict[Any, Any], where: str) -> None:

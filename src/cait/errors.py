@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ class UserError(ValueError):
     status = 2
 
     def __str__(self) -> str:
-        """On one line, whatever the message quotes. A worker of a DataLoader puts its traceback before the message."""
+        """On one line, whatever the message quotes. A loader's process puts its traceback before the message."""
         text = super().__str__()
-        text = found[1].partition(": ")[2] if (found := OF_WORKER.match(text)) else text
+        if is_of_worker(text):
+            text = text.splitlines()[-1].partition(": ")[2]
         return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
@@ -42,17 +43,12 @@ class OtherEndedError(UserError):
     status = 1
 
 
-OF_WORKER = re.compile(r"(?s)Caught .*Traceback \(most recent call last\):\n(?-s:(?: .*\n)*)(.*)")
-"""The message of an error that a process of a DataLoader has raised: its traceback, then its kind and what it says."""
-CAUSED = "\nThe above exception was the direct cause of"
-"""What follows the traceback of a cause in such a message."""
-LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"), "<")
+LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"))
+"""Folders whose code is not the user's own: Python's, and ours."""
 PACKAGES = {"site-packages", "dist-packages"}
-"""How the files of others begin, and a folder in which they lie."""
+"""Names of folders that hold installed packages."""
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys, and the marks that turn the direction of writing."""
-TRACEBACK = "CAIT_TRACEBACK"
-"""The variable that has an error shown with its traceback."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""
@@ -61,7 +57,7 @@ LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
     "shared memory|Bus error": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Expected more than 1 value per channel": "BatchNorm needs 2 images or more a process, raise --data.batch_size",
-    "killed by signal: Killed|exited unexpectedly": "a loader process has ended, as when memory runs out; lower "
+    r"killed by signal: \w+|exited unexpectedly": "a loader process has ended, as when memory runs out; lower "
     "--data.num_workers, or take a machine with more memory",
     CLOSED: "another process of the run has ended, and says why",
     "out of memory|can't allocate memory": "lower --data.batch_size or --data.img_size, or add "
@@ -77,19 +73,21 @@ LIMITS = {
 """What the system, torch and Lightning say of limits, and what helps."""
 
 
-def of_system(error: Exception) -> UserError | None:
+def system_error(error: Exception) -> UserError | None:
     """The line for an error about a file, a full disk or a limit of the system; None for any other."""
-    text, cause = one_line(error), error.__context__  # torch wraps what a disk says
-    for limit, remedy in LIMITS.items():
-        if found := re.search(limit, text):
-            kind = OtherEndedError if limit == CLOSED else UserError
-            return kind(f"{found[0][0].lower()}{found[0][1:]}: {remedy}")
+    text = one_line(error)
+    for pattern, remedy in LIMITS.items():
+        if match := re.search(pattern, text):
+            limit = match[0][0].lower() + match[0][1:]
+            error_class = OtherEndedError if pattern == CLOSED else UserError
+            return error_class(f"{limit}: {remedy}")
     if isinstance(error, MemoryError):
-        return UserError(f"out of memory{f': {text}' if text else ''}")
+        return UserError(f"out of memory: {text}".removesuffix(": "))
     if isinstance(error, OSError) and error.filename is not None:
         return UserError(f"cannot use {error.filename}: {error.strerror or text}")
+    code_below = getattr(error.__context__, "errno", None)  # torch wraps what a disk says
     for code in NAMELESS:
-        if os.strerror(code) in text or (isinstance(cause, OSError) and cause.errno == code):
+        if code == code_below or os.strerror(code) in text:
             return UserError(f"cannot use the disk: {os.strerror(code)}")
     return None
 
@@ -108,9 +106,14 @@ def printable(text: str) -> str:
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def printable_lines(text: str) -> str:
+    """`printable`, but for the ends of lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def say(text: str) -> None:
     """Print what may hold names from files."""
-    print(*map(printable, text.split("\n")), sep="\n", flush=True)
+    print(printable_lines(text), flush=True)
 
 
 def tell(line: str) -> None:
@@ -132,7 +135,7 @@ def console(**settings: Any) -> Any:
 
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Any:
-            return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+            return super().render_str(printable_lines(text), **options)
 
     return Plain(markup=False, emoji=False, **settings)
 
@@ -154,68 +157,62 @@ def to_install(packages: str) -> str:
     return f"{'' if IS_INSTALLED else '.venv/bin/'}pip install {packages}"
 
 
-def of_own_line(error: BaseException) -> tuple[BaseException, str] | None:
-    """The error, or the cause of it, that arose in the user's own files, and the innermost line there: "my_net.py:12".
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own files that led to an error, as "my_net.py:12"; empty if there is none.
 
-    Of a UserError the cause counts: it is about a setting, wherever that was given.
+    A UserError is about a setting, wherever it was raised: only its cause counts.
     """
-    found: BaseException | None = error
-    while found is not None:
-        for file, number in reversed(_calls(found)):
-            is_theirs = file.startswith(LIBRARIES) or not file.endswith(".py")  # compiled, as numpy/random/mtrand.pyx
-            if not is_theirs and PACKAGES.isdisjoint(Path(file).parts):
-                return found, f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
-        has_context = not (isinstance(found, UserError) or found.__suppress_context__)
-        found = found.__cause__ or (found.__context__ if has_context else None)
-    return None
+    if not isinstance(error, UserError):
+        for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
+            path = frame.f_code.co_filename
+            if _is_own(path):
+                return f"{path.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
+    cause = error.__cause__ if error.__suppress_context__ else error.__context__
+    return own_line(cause) if cause else ""
 
 
-def said(error: BaseException) -> str:
-    """The kind of an error in somebody else's code, and what it says: "ValueError: no such luck"."""
-    found = OF_WORKER.match(str(error))
-    return one_line(found[1] if found else f"{type(error).__name__}: {error}").rstrip(": ")
+def _is_own(path: str) -> bool:
+    """Whether a file of Python code is the user's own; compiled code has other names, as numpy/random/mtrand.pyx."""
+    is_library = path.startswith(LIBRARIES) or not PACKAGES.isdisjoint(Path(path).parts)
+    return path.endswith(".py") and not is_library
+
+
+def is_of_worker(text: str) -> bool:
+    """Whether torch has raised an error of this text for a loader's process, whose traceback is in the text."""
+    return text.startswith("Caught ") and "Traceback (most recent call last):" in text
+
+
+def with_own_line(message: str, error: BaseException) -> str:
+    """The message of an error, then its `own_line`: "shapes differ (my_net.py:12)"."""
+    line = own_line(error)
+    return f"{message} ({line})" if line and line not in message else message
+
+
+def error_line(error: BaseException) -> str:
+    """The class of an error, what it says, and its `own_line`: "ValueError: shapes differ (my_net.py:12)"."""
+    text = str(error).strip()
+    if is_of_worker(text):
+        return text.splitlines()[-1]
+    return with_own_line(f"{type(error).__name__}: {one_line(text)}".removesuffix(": "), error)
 
 
 @contextmanager
-def told_as(what: str) -> Iterator[None]:
-    """Say what fails, as "the metric f1 fails", before an error of any kind that somebody else's code raises."""
+def told_as(what: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Raise a UserError for an error of any class that somebody else's code raises: "the metric f1 fails: ...".
+
+    A UserError passes as it is, and so does a limit of the system, which has a remedy of its own.
+
+    Args:
+        what: the beginning of the line, which says what fails.
+        why: gives the end of the line from the error; None takes its `error_line`.
+    """
     try:
         yield
     except Exception as error:
-        # A limit of the system has a remedy of its own. torch raises a loader's death in whatever line is running.
-        if isinstance(error, UserError) or of_system(error) or "DataLoader worker" in str(error):
+        if isinstance(error, UserError) or system_error(error):
             raise
-        raise UserError(f"{what}: {said(error)}") from error
-
-
-def _calls(error: BaseException) -> list[tuple[str, int]]:
-    """File and line of each call that led to an error, the outermost first; of a loader's UserError its cause's."""
-    text = BaseException.__str__(error)
-    calls = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, UserError):
-        calls, text = [], text.rpartition(CAUSED)[0]
-    elif isinstance(error, SyntaxError) and error.filename:
-        calls.append((error.filename, error.lineno or 0))
-    if OF_WORKER.match(text):
-        calls += [(file, int(number)) for file, number in re.findall(r'^ *File "(.+)", line (\d+)', text, re.MULTILINE)]
-    return calls
-
-
-def in_a_line(error: Exception) -> UserError | None:
-    """What to print of an error in place of its traceback; None if it is neither the user's nor the system's.
-
-    Notes that were added to it, or to its cause, come last.
-    """
-    known = error if isinstance(error, UserError) else of_system(error)
-    notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
-    if not (own := of_own_line(error)):
-        return type(known)("; ".join([str(known), *notes])) if known else None
-    cause, place = own
-    line, kind = str(known or said(cause)), said(cause).partition(":")[0]
-    words = (place,) if isinstance(cause, UserError) else (kind, place)  # a UserError says the kind of its cause
-    missing = ", ".join(word for word in words if word not in line)
-    told = "; ".join([f"{line}{missing and f' ({missing})'}", f"{TRACEBACK}=1 shows all of it", *notes])
-    return type(known or UserError())(told)
+        end = why(error) if why else f": {error_line(error)}"
+        raise UserError(what + end) from error
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:

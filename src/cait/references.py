@@ -20,16 +20,16 @@ def locate(path: str) -> Any:
     """Import the object at `path`, such as "my_network:Net". Raises UserError if there is none."""
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ImportError as error:
         raise UserError(f"cannot import {path}: {error}; modules are found in the current folder too") from error
-    for part in name.split("."):
+    for attribute in name.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, attribute)
         except AttributeError as error:
-            hint = did_you_mean(part, dir(found))
+            hint = did_you_mean(attribute, dir(value))
             raise UserError(f"cannot import {path}: {module} has no {name!r}{hint}") from error
-    return found
+    return value
 
 
 def made(path: str, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 import hmac
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 
 from cait import disk
@@ -12,7 +11,7 @@ from cait.errors import UserError
 MARK = "# signed "
 """Begins the last line of a configuration; a digest follows."""
 BYTES = 32
-"""Of a key."""
+"""Length of a key."""
 
 
 def signed(text: str) -> str:
@@ -43,15 +42,20 @@ def _digest(key: bytes, text: str) -> str:
 
 def _key(make: bool = False) -> bytes:
     """This account's key, in a file that one process makes for all; empty where there is none."""
-    with suppress(OSError, RuntimeError, UserError):  # no home, or nothing can be written there
+    try:
         path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cait" / "key"
         if make and not path.exists():
-            with disk.file_lock(path.with_name("lock")):
-                if not path.exists():
-                    with disk.atomic_write(path) as beside:
-                        beside.touch(0o600)
-                        beside.write_bytes(secrets.token_bytes(BYTES))
+            _make_key(path)
         with disk.open_file(path, BYTES) as file:
             key = file.read()
-        return key if len(key) == BYTES else b""
-    return b""
+    except (OSError, RuntimeError, UserError):  # no home, or nothing can be written there
+        return b""
+    return key if len(key) == BYTES else b""
+
+
+def _make_key(path: Path) -> None:
+    with disk.file_lock(path.with_name("lock")):
+        if not path.exists():  # another process may have been first
+            with disk.atomic_write(path) as beside:
+                beside.touch(0o600)
+                beside.write_bytes(secrets.token_bytes(BYTES))

@@ -59,7 +59,7 @@ OPTIONS = {
     "--trainer.devices 3": "batch_size 32 cannot be shared out over 3 batches",
     "--trainer.callbacks EarlyStoping": "--trainer.callbacks: Expected a path but EarlyStoping",
     "--trainer.callbacks EarlyStopping": "callbacks.EarlyStopping': the following arguments are required: monitor",
-    "--model.name own_parts:Failing --model.fields null": "cannot make own_parts:Failing: RuntimeError: no such luck (",
+    "--model.name own_parts:Net --model.fields null --model.fields.size 1": "cannot make own_parts:Net: TypeError: ",
     "extra": "there is no setting extra",
 }
 if VARIANTS:  # CaiT may have been deleted

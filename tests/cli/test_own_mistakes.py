@@ -1,6 +1,5 @@
-"""An error in a part of the user's own names the innermost line of the user's file, whatever the part and the error."""
+"""An error in the user's own code keeps its traceback, and ends with a line that names the user's file and line."""
 
-import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -20,33 +19,30 @@ from cait.data.reading import UnreadableImageError
 from cait.model import network
 
 MINE = """
-import os, time
+import os
 import numpy as np
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import Logger
 from PIL import Image
 from torch import nn
 from torchmetrics import Metric
-from cait import CaiTModule, ImageNetDataModule
 
 class Odd(Exception):
     def __init__(self, code, text):
         super().__init__(code, text)
 
-KINDS = {
+ERRORS = {
     "key": lambda: {}["missing"],
-    "torch": lambda: nn.functional.linear(torch.ones(2, 3), torch.ones(2, 2)),
     "odd": lambda: (_ for _ in ()).throw(Odd(1, "two")),
     "plain": lambda: (_ for _ in ()).throw(AssertionError()),
     "file": lambda: open("nowhere.txt"),
     "compiled": lambda: np.random.randint(2, 1),
-    "lines": lambda: (_ for _ in ()).throw(ValueError("first: one\\nsecond: two")),
+    "lines": lambda: (_ for _ in ()).throw(ValueError("first: one\\nsecond: \\x1b[31mtwo")),
 }
 
 def fail(part):
     if os.environ["PART"] == part:
-        KINDS[os.environ["KIND"]]()
+        ERRORS[os.environ["ERROR"]]()
 
 class Net(nn.Module):
     def __init__(self, img_size, num_classes):
@@ -54,48 +50,36 @@ class Net(nn.Module):
         fail("network")
         self.head = nn.Linear(3 * img_size**2, num_classes)
     def forward(self, x):
-        fail("forward")
         if self.training:
-            fail("forward in training")
+            fail("forward")
         return self.head(x.flatten(1))
 
 def loss():
-    fail("loss")
     def call(logits, targets):
-        fail("loss called")
+        fail("loss")
         return logits.mean()
     return call
 
 class Mine(Metric):
-    higher_is_better = True
     def __init__(self, num_classes):
         super().__init__()
-        fail("metric")
     def update(self, logits, labels):
-        fail("metric updated")
+        fail("metric")
     def compute(self):
-        fail("metric computed")
         return torch.ones(())
 
 class Call(Callback):
-    def __init__(self, place: str = "x"):
+    def __init__(self):
         fail("callback")
-    def on_train_batch_end(self, *_):
-        fail("callback called")
-    def on_save_checkpoint(self, *_):
-        fail("callback that saves")
-
-class Log(Logger):
-    name, version = "mine", 0
-    def log_hyperparams(self, *_):
-        pass
-    def log_metrics(self, metrics, step=None):
-        fail("logger")
+    def on_train_batch_end(self, trainer, *_):
+        fail("hook")
+        if trainer.global_step == 2:
+            fail("hook after a save")
 
 class Data:
     classes = ("a", "b")
     def __init__(self, split):
-        fail("data set")
+        pass
     def __len__(self):
         return 300
     def __getitem__(self, index):
@@ -105,71 +89,37 @@ class Data:
 def operation(image):
     fail("augmentation")
     return image
-
-class Step(torch.optim.SGD):
-    def __init__(self, groups, lr):
-        super().__init__(groups, lr)
-        fail("optimizer")
-    def step(self, closure=None):
-        fail("step")
-        return super().step(closure)
-
-class Module(CaiTModule):
-    def configure_optimizers(self):
-        fail("schedule")
-        return super().configure_optimizers()
-
-class Images(ImageNetDataModule):
-    def make_eval_transform(self):
-        fail("transform")
-        return super().make_eval_transform()
 """
 LINES = {name: n for n, line in enumerate(MINE.splitlines(), 1) for name in re.findall(r'^    "(\w+)": lambda', line)}
-SAID = {
-    "key": "KeyError",
-    "torch": "mat1 and mat2 shapes cannot be multiplied",
+WORDS = {
+    "key": "KeyError: 'missing'",
     "odd": "(1, 'two')",
     "plain": "AssertionError",
     "file": "nowhere.txt",
     "compiled": "low >= high",
-    "lines": "first: one second: two",
+    "lines": "first: one second: \N{REPLACEMENT CHARACTER}[31mtwo",
 }
 NET = ["--model.name=mine:Net", "--model.fields=null", "--model.drop_path_rate=null"]
-OWN = ["--data.root=mine:Data", "--model.lr_base_size=null"]
-WORKERS = [*OWN, "--data.num_workers=2"]
-PARTS = {
-    "network": NET,
-    "forward": NET,
-    "forward in training": NET,
-    "loss": ["--model.loss=mine:loss"],
-    "loss called": ["--model.loss=mine:loss"],
-    "metric": ["--model.metrics={x: mine:Mine}"],
-    "metric updated": ["--model.metrics={x: mine:Mine}"],
-    "metric computed": ["--model.metrics={x: mine:Mine}"],
-    "callback": ["--trainer.callbacks+=mine.Call"],
-    "callback called": ["--trainer.callbacks+=mine.Call"],
-    "callback that saves": ["--trainer.callbacks+=mine.Call"],
-    "logger": ["--trainer.logger=mine.Log"],
-    "data set": OWN,
-    "image": OWN,
-    "image in a worker": WORKERS,
-    "augmentation": ["--data.augment_ops=[mine:operation]"],
-    "augmentation in a worker": ["--data.augment_ops=[mine:operation]", "--data.num_workers=1"],
-    "optimizer": ["--model.optimizer=mine:Step"],
-    "step": ["--model.optimizer=mine:Step"],
-    "schedule": [],
-    "transform": [],
-}
-PAIRS = [*zip(PARTS, itertools.cycle(SAID)), *(("forward in training", kind) for kind in SAID)]
-PAIRS = sorted({*PAIRS} - {("image", "file"), ("image in a worker", "file")})  # that is an unreadable image
+DATA = ["--data.root=mine:Data", "--model.lr_base_size=null"]
+CALLBACK = ["--trainer.callbacks+=mine.Call"]
+ROWS = [
+    *(("forward", name, NET) for name in WORDS),
+    ("network", "compiled", NET),
+    ("loss", "plain", ["--model.loss=mine:loss"]),
+    ("metric", "odd", ["--model.metrics={x: mine:Mine}", "--best_metric=val/loss"]),
+    ("callback", "compiled", CALLBACK),
+    ("hook", "key", CALLBACK),
+    ("image", "compiled", DATA),
+    ("augmentation", "file", ["--data.augment_ops=[mine:operation]"]),
+]
+IN_WORKERS = [("image", "compiled", DATA), *slow(("image", "key", DATA), ("image", "odd", DATA))]
 
-
-Run = Callable[..., list[str]]
+Run = Callable[..., str]
 
 
 @pytest.fixture
 def run(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """`cait fit` of two steps in this process that is to fail; the lines of its standard error."""
+    """What `cait fit` of two steps in this process, which is to fail, writes to standard error."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
@@ -177,41 +127,63 @@ def run(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capf
     monkeypatch.setenv("CAIT_RUN", "")
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
-    def run(*arguments: str) -> list[str]:
-        import mine
-
+    def run(part: str, error: str, *arguments: str) -> str:
+        monkeypatch.setenv("PART", part)
+        monkeypatch.setenv("ERROR", error)
         place = [f"--data.root={digits_root}", "--data.num_workers=0", "--run_name=mine", "--trainer.max_steps=2"]
         with pytest.raises(SystemExit) as stop:
-            main(["fit", *SMALL, *place, *arguments], module=mine.Module, data=mine.Images)
-        assert stop.value.code == 2
-        return capfd.readouterr().err.splitlines()
+            main(["fit", *SMALL, *place, *arguments])
+        assert stop.value.code == 2  # a scheduler does not try it again
+        return capfd.readouterr().err
 
     return run
 
 
-@pytest.mark.parametrize(("part", "kind"), [*PAIRS[::3], *slow(*PAIRS[1::3], *PAIRS[2::3])])
-def test_the_line_of_the_users_file_is_named(part: str, kind: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PART", part.removesuffix(" in a worker"))
-    monkeypatch.setenv("KIND", kind)
-    [told] = [line for line in run(*PARTS[part]) if line.startswith(("cait: error", "Traceback"))]
-    assert SAID[kind] in told
-    assert f"mine.py:{LINES[kind]})" in told
-    assert "; CAIT_TRACEBACK=1 shows all of it" in told
-    assert ("the augmentation mine:operation fails" in told) is part.startswith("augmentation")
+@pytest.mark.parametrize(("part", "error", "arguments"), [*ROWS[::2], *slow(*ROWS[1::2])])
+def test_the_traceback_stays_and_the_last_line_names_the_users_line(
+    part: str, error: str, arguments: list[str], run: Run
+) -> None:
+    shown = run(part, error, *arguments)
+    *_, last = shown.splitlines()
+    assert shown.count("cait: error: ") == 1
+    assert "Traceback (most recent call last):" in shown
+    assert f'mine.py", line {LINES[error]}, in ' in shown
+    assert last.startswith("cait: error: ")
+    assert WORDS[error] in last
+    assert f"(mine.py:{LINES[error]})" in last
+    assert "\x1b[31m" not in shown
 
 
-def test_all_of_it_is_shown_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PART": "forward in training", "KIND": "torch", "CAIT_TRACEBACK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    told = "\n".join(run(*NET))
-    assert "Traceback (most recent call last):" in told
-    assert "in training_step" in told
+@pytest.mark.parametrize(("part", "error", "arguments"), IN_WORKERS)
+def test_of_a_loaders_process_the_traceback_is_shown_as_torch_gives_it(
+    part: str, error: str, arguments: list[str], run: Run
+) -> None:
+    shown = run(part, error, *arguments, "--data.num_workers=1")
+    assert f'mine.py", line {LINES[error]}, in ' in shown
+    assert WORDS[error] in shown.splitlines()[-1]
+
+
+def test_the_last_line_says_how_to_continue(run: Run) -> None:
+    shown = run("hook after a save", "key", *CALLBACK, "--save_every_n_steps=1", "--trainer.max_steps=3")
+    assert shown.splitlines()[-1].endswith(f"(mine.py:{LINES['key']}); to continue: cait resume mine")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cait.plugins.Verb.load", lambda _: lambda *_: {}["missing"])
+    monkeypatch.setattr("cait.errors._is_own", lambda path: False)  # this file
+    with pytest.raises(SystemExit) as stop:
+        main(["eval"])
+    assert stop.value.code == 1
+    assert capfd.readouterr().err.splitlines()[-2:] == ["KeyError: 'missing'", "cait: error: KeyError: 'missing'"]
 
 
 def test_a_file_that_ends_the_process_is_named(run: Run, tmp_path: Path) -> None:
     """Such as a script that reads its command line when it is imported."""
     (tmp_path / "script.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    assert "cait: error: script.py:2 has ended the run, by sys.exit" in run("--model.loss=script:loss")[-1]
+    last = run("", "", "--model.loss=script:loss").splitlines()[-1]
+    assert "cait: error: script.py:2 has ended the run, by sys.exit" in last
 
 
 def broken_png(place: Path) -> Path:

@@ -162,10 +162,11 @@ def test_operations_of_ones_own_follow_the_policy(
     for name, words in (
         ("gray", r"must return an image in RGB of \(\d+, \d+\), as it gets, not an image in L"),
         ("none", "as it gets, not NoneType"),
-        ("two", "the augmentation own_operations:two fails: TypeError: two"),
     ):
         with pytest.raises(UserError, match=words):
             train_set(two_classes, augment_ops=[f"own_operations:{name}"]).train_images[0, 0, 0]
+    with pytest.raises(TypeError, match="two"):  # as it is: its traceback names the line
+        train_set(two_classes, augment_ops=["own_operations:two"]).train_images[0, 0, 0]
     with pytest.raises(UserError, match="cannot import own_operations:nothing: own_operations has no 'nothing'"):
         train_set(two_classes, augment_ops=["own_operations:nothing"])
 

@@ -11,7 +11,7 @@ from modules import assert_resumes, loader, module, trainer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from cait.errors import UserError, in_a_line
+from cait.errors import UserError, system_error
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
 
@@ -229,4 +229,4 @@ def test_a_network_that_no_gradient_reaches_ends_in_a_line() -> None:
     own = module(name=f"{__name__}:Failing", fields=dict(kind="detached"))
     with pytest.raises(RuntimeError) as error:
         trainer(max_epochs=1).fit(own, loader())
-    assert "no gradient reaches the network" in str(in_a_line(error.value))
+    assert "no gradient reaches the network" in str(system_error(error.value))

@@ -56,7 +56,7 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
         ("digits.yaml trainer/debug.yaml", "digits"),
         ("trainer/gpu.yaml digits.yaml base.yaml", "base"),
     ):
-        paths = map(configurations.found, files.split())
+        paths = map(configurations.find_config, files.split())
         assert configurations.recipe((path, configurations.settings(path)) for path in paths) == name
     assert configurations.recipe([(None, {"model": {}})]) == ""
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import TRACEBACK, OtherEndedError, UserError, did_you_mean, in_a_line, of_own_line, printable, tell
+from cait.errors import (
+    OtherEndedError,
+    UserError,
+    did_you_mean,
+    error_line,
+    is_of_worker,
+    own_line,
+    system_error,
+    tell,
+    with_own_line,
+)
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -53,11 +63,11 @@ def verbs() -> dict[str, Verb]:
 
 def help_text() -> str:
     """What `cait --help` prints."""
-    lines = []
+    text = HEAD
     for name, verb in verbs().items():
-        first, *others = verb.help.splitlines()
-        lines += [f"  {name:10} {first}", *(f"             {line}" for line in others)]
-    return HEAD + "\n".join(lines) + "\n" + FOOT
+        indented = verb.help.replace("\n", "\n" + 13 * " ")
+        text += f"  {name:10} {indented}\n"
+    return text + FOOT
 
 
 def main(
@@ -82,24 +92,38 @@ def main(
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         _end(error)
-        if own := of_own_line(error):
-            tell(f"cait: error: {own[1]} has ended the run, by sys.exit or as the parser of a command line")
+        if line := own_line(error):
+            tell(f"cait: error: {line} has ended the run, by sys.exit or as the parser of a command line")
         raise
     except Exception as error:
-        if not (told := in_a_line(error)):
-            raise
-        if os.environ.get(TRACEBACK):
-            traceback.print_exception(error)
-        print(f"cait: error: {printable(str(told))}", file=sys.stderr, flush=True)
-        # Where Lightning has started the processes, this one exits for all.
-        is_for_all = isinstance(told, OtherEndedError) and program.processes.started() == 1
-        raise SystemExit(UserError.status if is_for_all else told.status) from None
+        raise SystemExit(_report(error, program)) from None
+
+
+def _report(error: Exception, program: Program) -> int:
+    """Print an error as a line, and return the exit status.
+
+    Where the user's own code or a fault of ours is the cause, its traceback comes before the line.
+    """
+    known = error if isinstance(error, UserError) else system_error(error)
+    line = own_line(error)
+    if line or known is None:
+        for shown in "".join(traceback.format_exception(error)).splitlines():
+            tell(shown)
+    message = with_own_line(str(known), error) if known else error_line(error)
+    notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
+    tell(f"cait: error: {'; '.join([message, *notes])}")
+    if known is None:
+        return UserError.status if line or is_of_worker(str(error)) else 1
+    # Where Lightning has started the processes, this one exits for all.
+    is_for_all = isinstance(known, OtherEndedError) and program.processes.started() == 1
+    return UserError.status if is_for_all else known.status
 
 
 def _print_any_name() -> None:
     """Let file names be printed that are no text, or whose letters the terminal lacks, or where nobody reads them."""
-    for name in ("stdout", "stderr"):  # one that the shell has closed is None, and its number would be the next file's
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it, and its number would be the next file's
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         is_unicode = sys.stdout.encoding.lower().startswith("utf")
         with suppress(OSError):  # somebody has replaced the file below
@@ -127,18 +151,29 @@ def _run(argv: list[str], program: Program) -> None:
     if argv[0] == "--version":
         print(f"cait {cait.__version__}")
         return
+    _find_own_modules()
+    name, *arguments = argv
+    verb = _find_verb(name)
+    if not verb.quick and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
+        tell("importing PyTorch ...")
+    sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
+    verb.load()(arguments, program)
+
+
+def _find_own_modules() -> None:
+    """Let `my_file:thing` be imported from beside logs/."""
     try:
         here = os.getcwd()
     except FileNotFoundError as error:
         raise UserError("the working directory has been removed; change into another") from error
     if not sys.flags.safe_path and here not in sys.path:
-        sys.path.append(here)  # `my_file:thing` is found beside logs/
-    name, rest, known = argv[0], argv[1:], verbs()
-    if name not in known:
-        meant = OTHER_NAMES.get(name)
-        hint = f"; did you mean {meant}?" if meant else did_you_mean(name, known, "; `cait --help` lists them")
-        raise UserError(f"unknown verb {name!r}{hint}")
-    if not known[name].quick and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
-        tell("importing PyTorch ...")
-    sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    known[name].load()(rest, program)
+        sys.path.append(here)
+
+
+def _find_verb(name: str) -> Verb:
+    known = verbs()
+    if name in known:
+        return known[name]
+    if name in OTHER_NAMES:
+        raise UserError(f"unknown verb {name!r}; did you mean {OTHER_NAMES[name]}?")
+    raise UserError(f"unknown verb {name!r}{did_you_mean(name, known, '; `cait --help` lists them')}")

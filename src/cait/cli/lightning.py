@@ -26,7 +26,7 @@ from cait import ckpt, disk, plugins, signature
 from cait.cli.options import Line, settings_of
 from cait.data.datamodule import DataSettings, ImageNetDataModule
 from cait.data.folder import list_once
-from cait.errors import UserError, printable
+from cait.errors import UserError, error_line, printable
 from cait.guards import configurations, refusals
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
@@ -132,8 +132,8 @@ class CaiTCLI(LightningCLI):
         except BaseException as error:
             if self.lock:
                 self.lock.roll_back()
-            if reason := refusals.in_restoring(error):
-                raise UserError(f"{self.checkpoint} cannot be continued from: {reason}") from error
+            if refusals.is_of_restoring(error):
+                raise UserError(f"{self.checkpoint} cannot be continued from: {error_line(error)}") from error
             raise
         if self.lock:
             self.lock.release()

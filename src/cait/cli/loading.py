@@ -10,7 +10,7 @@ from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.guards import trust
 from cait.run import rundir
-from cait.settings import group
+from cait.settings import Settings, group
 
 
 class Loaded(NamedTuple):
@@ -85,10 +85,11 @@ def load(
     path, folder = checkpoint_of(str(source), "load")
     with trust.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
-    module, data = loaded.module, loaded.data
-    module.class_names, module.reading = loaded.class_names, data.settings
-    module.eval_transform = data.eval_transform
-    return module
+    trained = loaded.module
+    trained.class_names = loaded.class_names
+    trained.reading = loaded.data.settings
+    trained.eval_transform = loaded.data.eval_transform
+    return trained
 
 
 def device() -> Any:
@@ -105,10 +106,12 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     """
     path = Path(source)
     if path.is_file():
-        if folder := rundir.of_checkpoint(path):
+        folder = rundir.of_checkpoint(path)
+        if folder:
             disk.check_inside(folder)
         return path, folder
-    if path.suffix in ckpt.WEIGHTS and not (path.is_dir() or (rundir.LOGS / path).is_dir()):
+    is_run = path.is_dir() or (rundir.LOGS / path).is_dir()
+    if path.suffix in ckpt.WEIGHTS and not is_run:
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
@@ -129,54 +132,69 @@ def from_checkpoint(
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
         module, data: classes in the place of the package's own, as `load` takes them.
     """
-    from cait.data.datamodule import DataSettings, ImageNetDataModule
     from cait.model.network import NetworkSettings, input_shape
     from cait.model.weights import load_weights
 
     checkpoint = ckpt.read_checkpoint(path)
-    disk.check_shape(checkpoint.get("hyper_parameters"), ckpt.NETWORK, path, "hyper_parameters")
-    ema = ckpt.uses_average(checkpoint, ema)
-    hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
-    prepared = (state or {}).get("preprocessing") or {}
-    trust.check_code(path, [hparams, prepared], folder)
-    built = _module(path, checkpoint, ema, module)
-    network, (channels, _, size) = built.model, input_shape(built.hparams)
+    hparams: Any = checkpoint.get("hyper_parameters")
+    disk.check_shape(hparams, ckpt.NETWORK, path, "hyper_parameters")
+    data_state = ckpt.data_state(checkpoint)
+    preprocessing = (data_state or {}).get("preprocessing") or {}
+    trust.check_code(path, [hparams, preprocessing], folder)
+    averaged = ckpt.uses_average(checkpoint, ema)
+    lightning_module = _lightning_module(path, checkpoint, averaged, module)
+    network = lightning_module.model
+    channels, _, size = input_shape(lightning_module.hparams)
     if img_size not in (None, size):
         size = img_size
         network = group(NetworkSettings, hparams | {"img_size": size}).build_network().eval()
-        load_weights(network, path, ema)
-    settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
-    settings |= saved.data_settings(folder) if folder else saved.of_images(prepared)
-    settings |= {"img_size": size, "in_chans": channels if channels == 1 or settings.get("reader") else 3}
-    kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
-    try:
-        images = kind(**saved.init_arguments(kind, DataSettings, settings))
-    except Exception as error:
-        source = rundir.config(folder) if folder else path
-        raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
-    images.check_prepares(state or {})
-    about = f"{path}{', moving average' if ema else ''}, step {checkpoint['global_step']:,}"
-    names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
-    return Loaded(network, hparams["name"], about, names, images, state, ema, built)
+        load_weights(network, path, averaged)
+    settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
+    settings |= saved.data_settings(folder) if folder else saved.of_images(preprocessing)
+    settings["img_size"] = size
+    settings["in_chans"] = channels if channels == 1 or settings.get("reader") else 3  # else its own transforms
+    data_module = _data_module(data, settings, rundir.config(folder) if folder else path)
+    data_module.check_prepares(data_state or {})
+    return Loaded(
+        network=network,
+        name=hparams["name"],
+        about=f"{path}{', moving average' if averaged else ''}, step {checkpoint['global_step']:,}",
+        class_names=readable_names(ckpt.class_names(checkpoint), hparams["num_classes"]),
+        data=data_module,
+        data_state=data_state,
+        averaged=averaged,
+        module=lightning_module,
+    )
 
 
-def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+def _lightning_module(path: Path, checkpoint: ckpt.Checkpoint, averaged: bool, module_class: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
     from cait.model.network import at_most
     from cait.train.module import CaiTModule, ModuleSettings
 
-    chosen = ckpt.chosen_weights(checkpoint, path, ema)
-    hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
+    weights = ckpt.chosen_weights(checkpoint, path, averaged)
+    module_class = module_class or CaiTModule
+    settings = checkpoint["hyper_parameters"] | {"weights": None, "teacher_path": None}
     try:
         with at_most(checkpoint["state_dict"]):
-            own = {**hparams, "weights": None, "teacher_path": None}
-            module = kind(**saved.init_arguments(kind, ModuleSettings, own))
+            module = module_class(**saved.init_arguments(module_class, ModuleSettings, settings))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
-        module.model.load_state_dict(chosen)
+        module.model.load_state_dict(weights)
     except Exception as error:  # hyper-parameters of someone else's file may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     return module.eval()
+
+
+def _data_module(data_class: Any, settings: Settings, source: Path) -> Any:
+    """A data module that prepares images by these settings, which the file `source` holds."""
+    from cait.data.datamodule import DataSettings, ImageNetDataModule
+
+    data_class = data_class or ImageNetDataModule
+    try:
+        return data_class(**saved.init_arguments(data_class, DataSettings, settings))
+    except Exception as error:
+        raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
 
 
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
@@ -184,9 +202,13 @@ def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
     from timm.data import ImageNetInfo
 
     imagenet = ImageNetInfo()
-    if names == imagenet.label_names() or (names is None and num_classes == imagenet.num_classes()):
-        full = imagenet.label_descriptions()
-        words = [name.split(",")[0] for name in full]  # the first of several synonyms
-        many = Counter(words)
-        return [word if many[word] == 1 else name for word, name in zip(words, full, strict=True)]
-    return [printable(name) for name in names or (f"class {index}" for index in range(num_classes))]
+    if names is None and num_classes == imagenet.num_classes():
+        names = imagenet.label_names()
+    if not names:
+        return [f"class {index}" for index in range(num_classes)]
+    if names != imagenet.label_names():
+        return [printable(name) for name in names]
+    synonyms = imagenet.label_descriptions()
+    words = [text.partition(",")[0] for text in synonyms]
+    counts = Counter(words)
+    return [word if counts[word] == 1 else text for word, text in zip(words, synonyms, strict=True)]

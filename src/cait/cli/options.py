@@ -7,7 +7,7 @@ from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
-from cait.guards.configurations import GROUPS, Layer, Sources, found, of_group, settings
+from cait.guards.configurations import GROUPS, Layer, Sources, find_config, load_group, settings
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
@@ -110,9 +110,9 @@ class Line:
             options.add_argument(f"--{group}", action="append", default=[])
         files, self.words = options.parse_known_args(arguments)
         self.verb = verb
-        self.layers: list[Layer] = [(path, read(path)) for path in map(found, files.config)]
+        self.layers: list[Layer] = [(path, read(path)) for path in map(find_config, files.config)]
         """Settings as values, with the file that they are from, if any."""
-        self.layers += [(None, {group: of_group(text)}) for group in GROUPS for text in vars(files)[group]]
+        self.layers += [(None, {group: load_group(text)}) for group in GROUPS for text in vars(files)[group]]
         self.steps: list[Callable[[Settings], Settings]] = []
         """Functions from the settings that are given, by name, to those to add."""
 

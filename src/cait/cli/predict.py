@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import csv
-import itertools
 import json
 import os
 import sys
@@ -30,16 +29,16 @@ Rows = Iterable[Row]
 
 def predict(arguments: list[str], program: Program) -> None:
     """Write the classes and probabilities of images."""
-    given = _options(arguments)
-    if given.output:
-        disk.check_output(given.output, is_new=True)
-    checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
-    paths = [path for place in given.images for path in _paths(place)]
+    asked = _options(arguments)
+    if asked.output:
+        disk.check_output(asked.output, is_new=True)
+    checkpoint, folder = loading.checkpoint_of(asked.run, "predict with")
+    paths = [path for source in asked.images for path in _paths(source)]
     if not paths:
         raise UserError("no names on standard input")
-    with trust.only_own(given.trusted):
-        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
-        _write(loaded, paths, given)
+    with trust.only_own(asked.trusted):
+        loaded = loading.from_checkpoint(checkpoint, folder, asked.ema, None, program.module, program.data)
+        _write(loaded, paths, asked)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -53,45 +52,49 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_weights()
     options.add_trust()
-    given = options.parse_intermixed_args(arguments)
-    suffix = given.output.suffix[1:] if given.output else ""
-    given.format = given.format or (suffix if suffix in FORMATS else "table")
-    if given.top_k is not None and given.top_k < 1:
-        raise UserError(f"--top_k must be at least 1, got {given.top_k}")
-    return given
+    asked = options.parse_intermixed_args(arguments)
+    if asked.format is None:
+        suffix = asked.output.suffix[1:] if asked.output else ""
+        asked.format = suffix if suffix in FORMATS else "table"
+    if asked.top_k is not None and asked.top_k < 1:
+        raise UserError(f"--top_k must be at least 1, got {asked.top_k}")
+    return asked
 
 
-def _paths(place: str) -> Iterable[str]:
+def _paths(source: str) -> Iterable[str]:
     """The images of a file, a folder or standard input, in their order. Raises UserError if a folder holds none."""
     from cait.data.folder import scan_flat
 
-    if place == "-":
-        return filter(None, os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff").replace("\r\n", "\n").split("\n"))
-    if os.path.isdir(place):
-        return (path for path, _ in scan_flat(Path(place)))
-    return [place]  # a missing file gets a row too
+    if source == "-":
+        text = os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff")
+        return filter(None, text.replace("\r\n", "\n").split("\n"))
+    if os.path.isdir(source):
+        return (path for path, _ in scan_flat(Path(source)))
+    return [source]  # a missing file gets a row too
 
 
 def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]) -> Iterator[Row]:
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     from cait.data.listing import Files
 
-    data, remaining = loaded.data, iter(paths)
+    data = loaded.data
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
+    remaining = iter(paths)
     for probabilities, labels in loaded.judge(Files((path, 0) for path in paths)):
         finite = probabilities.isfinite().all(dim=1)
-        best = iter(loaded.task.best(probabilities[finite], loaded.class_names, top_k))
+        predictions = iter(loaded.task.best(probabilities[finite], loaded.class_names, top_k))
         for label, is_finite in zip(labels.tolist(), finite.tolist(), strict=True):
-            path, classes = next(remaining), next(best) if is_finite else None
+            path = next(remaining)
+            best = next(predictions) if is_finite else None
             if label < 0:
                 error = _why_unreadable(path, data.settings)
                 unreadable.append(path)
                 tell(f"cannot read {path}: {error}")
                 yield {"path": path, "error": error}
-            elif is_finite:
-                yield {"path": path, "predictions": classes}
-            else:
+            elif best is None:
                 raise UserError(f"the network has no finite probabilities for {path}")
+            else:
+                yield {"path": path, "predictions": best}
 
 
 def _why_unreadable(path: str, reading: Any) -> str:
@@ -105,20 +108,22 @@ def _why_unreadable(path: str, reading: Any) -> str:
     return "it could not be read at first"
 
 
-def _write(loaded: loading.Loaded, paths: list[str], given: argparse.Namespace) -> None:
-    start, screen, unreadable = time.monotonic(), console(stderr=True), list[str]()
-    is_shown = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    rows = _rows(loaded, paths, given.top_k, unreadable)
+def _write(loaded: loading.Loaded, paths: list[str], asked: argparse.Namespace) -> None:
+    start = time.monotonic()
+    unreadable: list[str] = []
+    screen = console(stderr=True)
+    shows_rows = asked.output is None and sys.stdout.isatty()
     # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
-    bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=not is_shown, auto_refresh=False)
-    with bar, _file(given.output) as file:
-        shown = bar.track(rows, len(paths), description="images")
-        FORMATS[given.format](file, shown, paths, loaded, given.top_k)
+    is_hidden = shows_rows or not screen.is_terminal
+    bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=is_hidden, auto_refresh=False)
+    with bar, _file(asked.output) as file:
+        rows = bar.track(_rows(loaded, paths, asked.top_k, unreadable), len(paths), description="images")
+        FORMATS[asked.format](file, rows, paths, loaded, asked.top_k)
     noun = "image" if len(paths) == 1 else "images"
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{len(paths):,} {noun} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
-    if given.output:
-        print(given.output)
+    if asked.output:
+        print(asked.output)
     if len(unreadable) == len(paths):
         raise UserError(f"none of the {len(paths):,} images can be read")
 
@@ -136,36 +141,47 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
 
 def _table(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
     """Rows as they come, in columns."""
-    width = min(max(map(len, paths)), WIDEST)
-    label = min(max(map(len, loaded.class_names)), WIDEST // 2)
+    path_width = min(max(map(len, paths)), WIDEST)
+    class_width = min(max(map(len, loaded.class_names)), WIDEST // 2)
     for row in rows:
         path = printable(row["path"])
-        path = path if len(path) <= width else f"…{path[1 - width :]}"
-        if "error" in row:
-            line = "unreadable"
-        elif not row["predictions"]:
-            line = "no class"
-        else:
-            first, *others = row["predictions"]
-            more = ", ".join(f"{other['class']} {other['probability']:.1%}" for other in others)
-            line = f"{first['class']:<{label}} {first['probability']:6.1%}  {more}".rstrip()
-        print(f"{path:<{width}}  {line}", file=file)
+        if len(path) > path_width:
+            path = f"…{path[1 - path_width :]}"
+        print(f"{path:<{path_width}}  {_cells(row, class_width)}".rstrip(), file=file)
+
+
+def _cells(row: Row, class_width: int) -> str:
+    """What the table says of an image."""
+    if "error" in row:
+        return "unreadable"
+    if not row["predictions"]:
+        return "no class"
+    first, *others = row["predictions"]
+    rest = ", ".join(f"{other['class']} {other['probability']:.1%}" for other in others)
+    return f"{first['class']:<{class_width}} {first['probability']:6.1%}  {rest}"
 
 
 def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
     """path, class, probability, class_2, probability_2, ..., error; with several labels per image one cell for all."""
     several = loaded.task.several
-    places = 1 if several else min(top_k or 5, len(loaded.class_names))
-    ends = ["", *(f"_{place}" for place in range(2, places + 1))]
+    count = 1 if several else min(top_k or 5, len(loaded.class_names))
+    columns = ["path", "class", "probability"]
+    for rank in range(2, count + 1):
+        columns += [f"class_{rank}", f"probability_{rank}"]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["path", *(f"{name}{end}" for end in ends for name in ("class", "probability")), "error"])
+    writer.writerow([*columns, "error"])
     for row in rows:
-        best = [(one["class"], f"{one['probability']:.4f}") for one in row.get("predictions", ())]
-        if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
-            best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
-        found = [*itertools.chain(*best)] or [""] * 2 * places
-        writer.writerow([path, *found, row.get("error", "")])
+        predictions = row.get("predictions", [])
+        cells = [path]
+        if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
+            cells.append(";".join(best["class"] for best in predictions) or ";")
+            cells.append(";".join(f"{best['probability']:.4f}" for best in predictions))
+        else:
+            for best in predictions:
+                cells += [best["class"], f"{best['probability']:.4f}"]
+        padding = [""] * (len(columns) - len(cells))
+        writer.writerow([*cells, *padding, row.get("error", "")])
 
 
 def _jsonl(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:

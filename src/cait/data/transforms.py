@@ -16,7 +16,7 @@ from torchvision.transforms import Compose
 from torchvision.transforms.functional import crop, get_dimensions
 
 from cait.data.reading import RawImage, Reading, load_image
-from cait.errors import UserError, told_as
+from cait.errors import UserError
 from cait.references import locate
 from cait.settings import Group, In, Needs, OneOf
 
@@ -163,9 +163,8 @@ class Augmentation(Group):
 
 
 def apply_own(path: str, operation: Callable[[Any], Any], image: Any) -> Any:
-    """Apply an augmentation of the user's own. Raises UserError if it fails, or makes an image of another kind."""
-    with told_as(f"the augmentation {path} fails"):
-        made = operation(image)
+    """Apply an augmentation of the user's own. Raises UserError if it makes an image of another kind."""
+    made = operation(image)
     if (kind := _kind(made)) != _kind(image):
         raise UserError(f"the augmentation {path} must return {_kind(image)}, as it gets, not {kind}")
     return made

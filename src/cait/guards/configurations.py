@@ -15,6 +15,7 @@ import yaml
 
 from cait import CONFIGS, disk
 from cait.errors import UserError, did_you_mean, one_line, printable
+from cait.plain import DEEPEST, plain
 from cait.settings import Settings, flatten, is_in
 
 MOST_BYTES = 1 << 20
@@ -42,16 +43,16 @@ OFF: tuple[Any, ...] = (None, False, [], {})
 """Values of a setting that does nothing."""
 
 
-def found(name: str) -> Path:
+def find_config(name: str) -> Path:
     """The file that --config names: from the working directory, else of the package. Raises UserError without one."""
     for path in (Path(name), CONFIGS / name.removeprefix(f"{CONFIGS.name}/")):
         if path.exists():
             return path
-    files = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")]
-    raise UserError(f"--config {name}: there is no such file{did_you_mean(name, files)}")
+    known = [str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")]
+    raise UserError(f"--config {name}: there is no such file{did_you_mean(name, known)}")
 
 
-def of_group(text: str) -> Any:
+def load_group(text: str) -> Any:
     """The settings of a group, as --trainer gives them: in a file of their own, or as YAML."""
     return load(read_text(Path(text)) if os.path.isfile(text) else text, text)
 
@@ -91,7 +92,10 @@ class Sources:
 
 def recipe(layers: Iterable[Layer]) -> str:
     """The name of the last file that is no overlay; empty if there is none."""
-    return next((path.stem for path, held in reversed([*layers]) if path and not is_overlay(path, held)), "")
+    for path, content in reversed([*layers]):
+        if path and not is_overlay(path, content):
+            return path.stem
+    return ""
 
 
 def check_run_name(name: str) -> None:
@@ -100,9 +104,10 @@ def check_run_name(name: str) -> None:
         raise UserError(f"a run's name has letters, digits and _, then also . - + =, and is not a path: {name!r}")
 
 
-def is_overlay(path: Path, held: Settings) -> bool:
+def is_overlay(path: Path, content: Settings) -> bool:
     """Whether a file says where a run trains and logs, and not what it is, as one in a folder `trainer`."""
-    return path.parent.name == "trainer" or not {"data", "model"} & {str(name).partition(".")[0] for name in held}
+    groups = {str(name).partition(".")[0] for name in content}
+    return path.parent.name == "trainer" or groups.isdisjoint(("data", "model"))
 
 
 def read_text(path: Path) -> str:
@@ -118,9 +123,11 @@ def settings(path: Path, text: str | None = None) -> Settings:
     content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
-    for name in LINKED.keys() & flatten(content).keys():  # the parser would silently ignore it
+    linked = LINKED.keys() & flatten(content).keys()
+    if linked:  # the parser would silently ignore them
+        name = min(linked)
         raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
-    return {name: held for name, held in content.items() if held is not None or name not in (*GROUPS, "ema")}
+    return {name: value for name, value in content.items() if value is not None or name not in (*GROUPS, "ema")}
 
 
 def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
@@ -129,14 +136,15 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
     `known` has every setting and group of settings of the verb, as "model" and "model.lr".
     """
     kept = {name: value for name, value in config.items() if name in known}
-    for group in {"data", "model"} & kept.keys():
-        if isinstance(settings := kept[group], dict):
+    for group in ("data", "model"):
+        values = kept.get(group)
+        if isinstance(values, dict):
             # One of the model that is set stays, and is refused: without it the run would be another.
-            must_stay = {key for key, value in settings.items() if group == "model" and value}
-            stay = must_stay | {key for key in settings if f"{group}.{key}" in known}
-            kept[group] = {key: settings[key] for key in settings if key in stay}
-    held = flatten(kept)
-    return kept, [name for name, value in flatten(config).items() if name not in held and value not in OFF]
+            must_stay = {key for key in values if group == "model" and values[key]}
+            kept[group] = {key: values[key] for key in values if key in must_stay or f"{group}.{key}" in known}
+    remaining = flatten(kept)
+    left_out = [name for name, value in flatten(config).items() if name not in remaining and value not in OFF]
+    return kept, left_out
 
 
 def without_classes(config: Settings) -> Settings:
@@ -144,9 +152,8 @@ def without_classes(config: Settings) -> Settings:
     trainer = config.get("trainer")
     if not isinstance(trainer, dict):
         return config
-    paths = [name for name in WORDS if "." in str(trainer.get(name))]
-    kept = {name: trainer[name] for name in trainer.keys() - {*CLASSES, *paths}}
-    return config | {"trainer": kept}
+    classes = {*CLASSES, *(name for name in WORDS if "." in str(trainer.get(name)))}
+    return config | {"trainer": {name: value for name, value in trainer.items() if name not in classes}}
 
 
 class Loader(yaml.CSafeLoader):
@@ -160,9 +167,10 @@ class Loader(yaml.CSafeLoader):
 
 
 Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_str)  # the parser too takes dates for text
-for kind in (Loader, yaml.SafeDumper):  # the parser takes 1e-3 for a number, so a name like that needs quotes
-    number = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
-    kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
+"""The parser takes 1e-3 for a number, so a name like that needs quotes."""
+for yaml_class in (Loader, yaml.SafeDumper):
+    yaml_class.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+0123456789"))
 
 
 def load(text: str, source: Path | str) -> Any:
@@ -176,7 +184,7 @@ def load(text: str, source: Path | str) -> Any:
         content = yaml.load(text, Loader=Loader)
     except Exception as error:  # a value may have a tag that it does not fit, as `!!int x`
         raise UserError(f"{source} is not YAML: {one_line(error)}") from error
-    return disk.plain(content, source)
+    return plain(content, source)
 
 
 def _check_before_building(text: str) -> None:
@@ -184,17 +192,17 @@ def _check_before_building(text: str) -> None:
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-        if isinstance(event, yaml.CollectionEndEvent):
+        elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > disk.DEEPEST:  # before the composer, which calls itself
-            raise _refused(f"it has more than {disk.DEEPEST} levels", event)
-        if isinstance(event, yaml.AliasEvent):
+        elif isinstance(event, yaml.AliasEvent):
             raise _refused(f"in the place of *{event.anchor} write what it stands for", event)
-        if isinstance(event, yaml.ScalarEvent):
-            plain = " ".join(event.value.split())
-            if printable(plain) != plain:
+        elif isinstance(event, yaml.ScalarEvent):
+            words = " ".join(event.value.split())
+            if printable(words) != words:
                 raise _refused("a control character", event)
+        if depth > DEEPEST:  # before the composer, which calls itself
+            raise _refused(f"it has more than {DEEPEST} levels", event)
 
 
-def _refused(problem: str, place: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
+def _refused(problem: str, where: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)

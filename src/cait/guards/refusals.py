@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from cait import plugins
 from cait.data.datamodule import DataSettings
 from cait.data.folder import FolderSource
-from cait.errors import DISK_FULL, UserError, did_you_mean, of_own_line, of_system, one_line, said
+from cait.errors import DISK_FULL, UserError, did_you_mean, one_line, system_error
 from cait.guards import configurations
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.settings import In, Needs, Rule, flatten, rules_of
@@ -73,47 +73,54 @@ def in_one_line() -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
-        *_, last = traceback.extract_tb(error.__traceback__)
-        is_lightnings = Path(lightning.__file__).parent in Path(last.filename).parents
         if "class_path" in str(error):  # jsonargparse's, about a class that cannot be made
-            raise UserError(said(own[0]) if (own := of_own_line(error)) else _shortened(str(error))) from error
+            raise UserError(_shortened(str(error))) from error
+        *_, innermost = traceback.extract_tb(error.__traceback__)
+        is_lightnings = Path(lightning.__file__).parent in Path(innermost.filename).parents
         if is_lightnings or isinstance(error, MisconfigurationException):
-            raise of_system(error) or UserError(one_line(error)) from error
+            raise system_error(error) or UserError(one_line(error)) from error
         raise
 
 
-def tell_of_threads(given: threading.ExceptHookArgs) -> None:
+def tell_of_threads(report: threading.ExceptHookArgs) -> None:
     """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
-    if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
-        threading.__excepthook__(given)
+    if not (isinstance(report.exc_value, OSError) and report.exc_value.errno in DISK_FULL):
+        threading.__excepthook__(report)
 
 
-def in_restoring(error: BaseException) -> str:
-    """What an error says that arose while Lightning put a checkpoint's states back; empty for any other."""
+def is_of_restoring(error: BaseException) -> bool:
+    """Whether an error arose while Lightning put a checkpoint's states back, and nobody has said what to do."""
+    if isinstance(error, UserError | OSError) or not isinstance(error, Exception):
+        return False
     calls = traceback.extract_tb(error.__traceback__)
-    restoring = any(call.filename.endswith("checkpoint_connector.py") and "restore" in call.name for call in calls)
-    if isinstance(error, UserError | OSError) or not isinstance(error, Exception) or not restoring:
-        return ""
-    return f"{type(error).__name__}: {one_line(error)}"
+    return any(call.filename.endswith("checkpoint_connector.py") and "restore" in call.name for call in calls)
 
 
 def explain(message: str, verb: str, known: list[str]) -> str:
     """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
-    if found := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
-        last, options = f".{found[1].replace('-', '_')}", [f"--{name}" for name in known]
-        same = " or ".join(option for option in options if option.endswith(last))
-        near = did_you_mean(f"--{found[1]}", options, f"; `cait {verb} --help=all` lists what there is")
-        return f"there is no setting {found[1]}{f'; did you mean {same}?' if same else near}"
-    if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
-        return f"{found[1]} cannot be set: {configurations.LINKED.get(found[1], 'it follows another setting')}"
+    if unknown := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
+        return _explain_unknown(unknown[1], verb, known)
+    if linked := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
+        name = linked[1]
+        return f"{name} cannot be set: {configurations.LINKED.get(name, 'it follows another setting')}"
     return re.sub(r'^Parser key "(.+?)":', r"--\1:", _shortened(message))
+
+
+def _explain_unknown(name: str, verb: str, known: list[str]) -> str:
+    options = [f"--{setting}" for setting in known]
+    last_part = f".{name.replace('-', '_')}"
+    same = " or ".join(option for option in options if option.endswith(last_part))
+    if same:
+        return f"there is no setting {name}; did you mean {same}?"
+    near = did_you_mean(f"--{name}", options, f"; `cait {verb} --help=all` lists what there is")
+    return f"there is no setting {name}{near}"
 
 
 def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
-    lines = [line.strip(" -") for line in message.splitlines()]
-    told = [line[:MOST] for line in lines if line and not line.startswith(REPEATED)]
-    return "; ".join(dict.fromkeys(told)).replace(":; ", ": ")
+    lines = [line.strip(" -")[:MOST] for line in message.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(REPEATED)]
+    return "; ".join(dict.fromkeys(kept)).replace(":; ", ": ")
 
 
 def check_settings(given: Any) -> None:
@@ -194,25 +201,41 @@ def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
     Refuse also to look for the smallest value, which is Lightning's default, of a metric whose largest is the best, or
     for one of validation without it. `trainer` has the Trainer's settings, `metrics` are the user's own.
     """
-    named = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
-    for callback in (callback for callback in named if hasattr(callback, "class_path")):
-        module, _, name = callback.class_path.rpartition(".")
-        kind = getattr(sys.modules.get(module), name, None)
-        for base in getattr(kind, "__mro__", ()):  # it may be a function
-            if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
-                raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
-        settings = callback.get("init_args") or {}
-        place, files = settings.get("dirpath"), {f"{settings.get('filename')}.ckpt"}
-        files |= {LAST} if settings.get("save_last") else set()
-        if "://" in str(place):
-            raise UserError(f"--trainer.callbacks {name}: checkpoints are written to a disk, not to {place}")
-        if not place and (own := {LAST, PREVIOUS, BEST} & files):
-            raise UserError(f"--trainer.callbacks {name}: the run itself writes {min(own)}, give another filename")
-        metric, mode = str(settings.get("monitor")), settings.get("mode")
-        if metric.startswith("val") and trainer.limit_val_batches == 0:
-            raise UserError(f"--trainer.callbacks {name}: --trainer.limit_val_batches 0 leaves no {metric}")
-        if mode == "min" and best_mode(metric, metrics) == "max":
-            raise UserError(f"--trainer.callbacks {name}: the largest {metric} is the best, give it mode max")
+    callbacks = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+    for callback in callbacks:
+        if hasattr(callback, "class_path"):
+            module, _, name = callback.class_path.rpartition(".")
+            callback_class = getattr(sys.modules.get(module), name, None)
+            problem = _replacement(callback_class) or _problem(callback.get("init_args") or {}, trainer, metrics)
+            if problem:
+                raise UserError(f"--trainer.callbacks {name}: {problem}")
+
+
+def _replacement(callback_class: Any) -> str:
+    """What to use in place of a callback; empty if it may be used."""
+    for base in getattr(callback_class, "__mro__", ()):  # it may be a function
+        if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
+            return REPLACED[base.__name__]
+    return ""
+
+
+def _problem(settings: Any, trainer: Any, metrics: Mapping[str, str]) -> str:
+    """What is wrong with the settings of a callback that may save or watch a metric; empty if nothing is."""
+    folder = settings.get("dirpath")
+    if "://" in str(folder):
+        return f"checkpoints are written to a disk, not to {folder}"
+    files = {f"{settings.get('filename')}.ckpt"}
+    if settings.get("save_last"):
+        files.add(LAST)
+    taken = files & {LAST, PREVIOUS, BEST}
+    if taken and not folder:
+        return f"the run itself writes {min(taken)}, give another filename"
+    metric = str(settings.get("monitor"))
+    if metric.startswith("val") and trainer.limit_val_batches == 0:
+        return f"--trainer.limit_val_batches 0 leaves no {metric}"
+    if settings.get("mode") == "min" and best_mode(metric, metrics) == "max":
+        return f"the largest {metric} is the best, give it mode max"
+    return ""
 
 
 def check_rates(schedule: Any, images: int) -> None:
@@ -238,7 +261,9 @@ def check_processes(trainer: Trainer, started: int) -> None:
     if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
-    for have in (started if started > 1 else asked, trainer.world_size):  # Lightning would train on as many as these
-        if have != asked:
-            ways = "give both as 1 to torchrun; under SLURM take srun, or unset SLURM_NTASKS"
-            raise UserError(f"--trainer.devices and num_nodes make {asked} processes, {have} were started: {ways}")
+    actual = trainer.world_size  # Lightning would train on as many as these
+    if started not in (1, asked):
+        actual = started
+    if actual != asked:
+        ways = "give both as 1 to torchrun; under SLURM take srun, or unset SLURM_NTASKS"
+        raise UserError(f"--trainer.devices and num_nodes make {asked} processes, {actual} were started: {ways}")

@@ -50,13 +50,14 @@ def settings(path: Path, of_first: Callable[[Callable[[], str]], str] = lambda r
     `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
     UserError if it is a run's config.yaml that names code, and is not the user's own.
     """
-    text, own = configurations.read_text(path), True
+    text = configurations.read_text(path)
+    needs_no_leave = True
     if path.name == rundir.CONFIG:
-        text, own = json.loads(of_first(lambda: json.dumps([text, is_own(text)])))
-    found = configurations.settings(path, text)
-    if not own:
-        _refuse(path, code_of_run(found))
-    return found
+        text, needs_no_leave = json.loads(of_first(lambda: json.dumps([text, is_own(text)])))
+    config = configurations.settings(path, text)
+    if not needs_no_leave:
+        _refuse(path, code_of_run(config))
+    return config
 
 
 def check_code(path: Path, content: Any, folder: Path | None) -> None:
@@ -64,14 +65,16 @@ def check_code(path: Path, content: Any, folder: Path | None) -> None:
 
     The error is a UserError. With --trust-config there is none.
     """
-    text = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    own = {*code_in(configurations.load(text, path))}
-    if not _trusted.get():
-        _refuse(path, (name for name in code_in(content) if name not in own))
+    if _trusted.get():
+        return
+    signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
+    known = {*code_in(configurations.load(signed, path))}
+    _refuse(path, (name for name in code_in(content) if name not in known))
 
 
 def _refuse(path: Path, names: Iterable[str]) -> None:
-    if listed := ", ".join(dict.fromkeys(name[:100] for name in names)):
+    listed = ", ".join(dict.fromkeys(name[:100] for name in names))
+    if listed:
         raise UserError(f"{path} names {listed}, which may do anything: {REMEDY}")
 
 
@@ -80,10 +83,12 @@ def code_of_run(config: Settings) -> Iterator[str]:
     yield from code_in(config)
     for name, value in flatten(config).items():
         setting = name.rstrip("+").removeprefix("trainer.")
-        names_class = setting in (*FILES, *configurations.CLASSES)
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, str) and (names_class or (setting in configurations.WORDS and "." in part)):
-                yield part
+        values = value if isinstance(value, list) else [value]
+        texts = [text for text in values if isinstance(text, str)]
+        if setting in (*FILES, *configurations.CLASSES):
+            yield from texts
+        elif setting in configurations.WORDS:
+            yield from (text for text in texts if "." in text)
         if value and ELSEWHERE.match(name):
             yield f"{name} {value}"
 
@@ -95,13 +100,17 @@ def code_in(value: Any) -> Iterator[str]:
     `a.b` for b within a, and reads text of some settings as YAML, where a backslash may stand for any letter.
     """
     if isinstance(value, dict):
-        yield from (str(part) for key, part in value.items() if _may_hide(str(key)))
+        yield from (str(item) for key, item in value.items() if _may_hide(str(key)))
         value = [*value.values()]
     if isinstance(value, list):
-        for part in value:
-            yield from code_in(part)
-    elif isinstance(value, str) and (_may_hide(value) or references.is_path(value)) and not PUBLIC.fullmatch(value):
+        for item in value:
+            yield from code_in(item)
+    elif isinstance(value, str) and _names_code(value):
         yield value
+
+
+def _names_code(text: str) -> bool:
+    return (references.is_path(text) or _may_hide(text)) and not PUBLIC.fullmatch(text)
 
 
 def _may_hide(text: str) -> bool:
