@@ -13,6 +13,7 @@ from cait import ckpt, disk
 from cait.cli import saved
 from cait.cli.options import Line, Options
 from cait.data.listing import below
+from cait.data.table import held_out_paths
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.configurations import check_run_name, typed
@@ -94,14 +95,14 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
 
 def _check_apart(runs: Sequence[Path]) -> None:
     """Raise UserError if an image validates in two folds: the images were others when one of them began."""
-    held = [row["path"] for run in runs for _, row in disk.read_csv(run / rundir.VALIDATION, str(run))]
-    if len({*held}) < len(held):
+    held_out = [path for run in runs for path in held_out_paths(run / rundir.VALIDATION)]
+    if len({*held_out}) < len(held_out):
         raise UserError(f"the images or labels have changed since {runs[0]} was trained; give another name")
 
 
 def _decided(run: Path) -> list[str]:
     """What a fold has decided by its own pace, as options: the number of its epochs, and who won its race."""
-    config = saved.of_run(run)
+    config = saved.run_settings(run)
     options = ["--race=false"] if config.get("race") else []
     if config.get("plan_minutes"):
         epochs = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"]["Plan"]["epochs"]
@@ -111,7 +112,7 @@ def _decided(run: Path) -> list[str]:
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
     """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
-    metric = saved.of_run(runs[0])["best_metric"]
+    metric = saved.run_settings(runs[0])["best_metric"]
     last, best = [_last(run, metric) for run in runs], [_best(run) for run in runs]
     shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in percent
     table = Table("fold", f"{metric}, last", "best")
@@ -130,11 +131,14 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
 
     Confident learning is of one class per image: where images may have several, nothing is written.
     """
-    if saved.of_run(runs[0])["data"].get("multi_label"):
+    if saved.run_settings(runs[0])["data"].get("multi_label"):
         return
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
-    groups = {below(data.root, path): group for path, group in data.source.groups.items()}
+    images = data.source.images
+    groups = {}
+    if images.groups is not None:
+        groups = {below(data.root, images.name(index)): images.group(index) for index in range(len(images))}
     names = data.source.class_names
     test = [(below(data.root, path), names[label]) for path, label in data.source.test or ()]
     rows = doubt.write(folder, names, scored, groups, test)

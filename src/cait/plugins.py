@@ -36,6 +36,7 @@ KINDS = {
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(module, data) -> list[Callback]: what decides how steps are computed, also when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
+    "leave_out": "(source, images) -> Images: what else does not train of images that are divided; see cait.data.table",
     "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see ImageNetDataModule.pipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:function"}; "default" is what a network takes that names '
     "none, see `cait.model.attention.backend_named`",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from modules import images_in
 
-from cait.data import folder
+from cait.data import table
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import load_image
 from cait.errors import UserError
@@ -159,7 +159,7 @@ def test_a_subclass_brings_a_source_of_its_own(mixed_root: Path) -> None:
 
         def make_source(self) -> object:
             source = super().make_source()
-            both = folder.Files([*source.train, *source.val])
+            both = table.Images([*source.train, *source.val])
             return SimpleNamespace(class_names=source.class_names, train=both, val=source.val, prepare=source.prepare)
 
     data = Both(str(mixed_root), img_size=32, batch_size=4, num_workers=0)

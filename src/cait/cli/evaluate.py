@@ -13,7 +13,9 @@ from rich.table import Table
 from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.options import HELP, Line, split_run, split_trust
-from cait.data.folder import FolderSource, composed, spelled
+from cait.data.folder import FolderSource
+from cait.data.listing import below, composed, spelled
+from cait.data.table import held_out_paths
 from cait.errors import UserError, console, tell_once
 from cait.guards import trust
 from cait.run import rundir
@@ -51,22 +53,12 @@ class Row(NamedTuple):
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
     if HELP & {*arguments}:
-        options = (f"  --{setting.name}: {setting.help}" for setting in plugins.settings() if "eval" in setting.verbs)
+        options = [f"  --{setting.name}: {setting.help}" for setting in plugins.settings() if "eval" in setting.verbs]
         print(USAGE + "\n".join(options))
         return
-    folder = None
-    trusted, given = split_trust(arguments)
+    trusted, words = split_trust(arguments)
     with trust.only_own(trusted):
-        if "--help=all" in given:
-            line = Line("eval", ["--help"])
-        elif given and given[0].startswith("-"):
-            line = Line("eval", given, trust.settings)
-            line.extend(program)
-        else:
-            folder, given = split_run("eval", given)
-            line, scored = Line("eval", given, trust.settings), _settings_of(folder)
-            config = rundir.config(folder)
-            line.layers[:0] = [(config, trust.settings(config)), (None, scored)]
+        line, folder = _line_of(words, program)
         from cait.cli.lightning import CaiTCLI
 
         class ScoringCLI(CaiTCLI):
@@ -76,14 +68,29 @@ def evaluate(arguments: list[str], program: Program) -> None:
         ScoringCLI(line, program)
 
 
-def _settings_of(folder: Path) -> Settings:
+def _line_of(words: list[str], program: Program) -> tuple[Line, Path | None]:
+    """The command line of `cait eval`, and the folder of the run that it names, if it names one."""
+    if "--help=all" in words:
+        return Line("eval", ["--help"]), None
+    if words and words[0].startswith("-"):
+        line = Line("eval", words, trust.settings)
+        line.extend(program)
+        return line, None
+    folder, words = split_run("eval", words)
+    line = Line("eval", words, trust.settings)
+    config = rundir.config(folder)
+    line.layers[:0] = [(config, trust.settings(config)), (None, _settings_to_score(folder))]
+    return line, folder
+
+
+def _settings_to_score(folder: Path) -> Settings:
     """The settings that score the best checkpoint of a run on every image that its training held out.
 
     This machine or the launcher says how many processes start, and not the run.
     """
-    every = {"limit_val_batches": None, "overfit_batches": 0}  # whatever part training looked at
+    every_image = {"limit_val_batches": None, "overfit_batches": 0}  # whatever share training looked at
     settings: Settings = {
-        "trainer": every | {"devices": "auto", "num_nodes": 1},
+        "trainer": every_image | {"devices": "auto", "num_nodes": 1},
         "ckpt_path": str(rundir.best_checkpoint(folder, "score")),
         "output": str(folder / rundir.EVALUATION),
     }
@@ -92,24 +99,34 @@ def _settings_of(folder: Path) -> Settings:
     return settings
 
 
-def _is_own(folder: Path, source: FolderSource, labels: str | None) -> bool:
-    """Whether images are those of a run: its folder, or a copy, may have grown since, or the table be corrected."""
-    own, held_out, real = saved.data_settings(folder), folder / rundir.VALIDATION, os.path.realpath
-    own_root = Path(own.get("root", ""))
-    is_same, has_own_labels = real(source.root) == real(own_root), real(labels or "") == real(own.get("labels") or "")
-    if not held_out.is_file():
-        return is_same and has_own_labels
-    if is_same and (not labels or has_own_labels):
+def _are_of_run(source: FolderSource, labels: str | None, folder: Path) -> bool:
+    """Whether images are those of a run, although its folder or a copy has grown, or its table was corrected."""
+    settings = saved.data_settings(folder)
+    root = settings.get("root", "")
+    is_root = _is_same_path(str(source.root), root)
+    is_table = _is_same_path(labels or "", settings.get("labels") or "")
+    file = folder / rundir.VALIDATION
+    if not file.is_file():
+        return is_root and is_table
+    if is_root and (is_table or not labels):
         return True
-    source.validate_on(None)
-    listed = {composed(path) for path, _ in source.val}
-    names = [row["path"] for _, row in disk.read_csv(held_out, str(held_out))]
-    held = {composed(os.path.join(source.root, name)) for name in names}
-    if listed <= held or listed.isdisjoint(held):  # all can be scored
+    held_out = {*held_out_paths(file, source.root)}
+    images = {composed(below(source.root, path)) for path, _ in source.images}
+    if images <= held_out or images.isdisjoint(held_out):  # training has seen none of them
         return False
-    pairs = ((place / spelled(place, name) for place in (source.root, own_root)) for name in names)
-    differ = (original.is_file() and not filecmp.cmp(image, original) for image, original in pairs)
-    return is_same or (held <= listed and not any(differ))  # the run's own folder may be gone
+    if is_root:
+        return True
+    return held_out <= images and not any(_differs(name, source.root, Path(root)) for name in held_out)
+
+
+def _is_same_path(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _differs(name: str, root: Path, other_root: Path) -> bool:
+    """Whether a file is below both roots, with other bytes; the run's own folder may be gone."""
+    other = other_root / spelled(other_root, name)
+    return other.is_file() and not filecmp.cmp(root / spelled(root, name), other)
 
 
 class Scoring:
@@ -119,14 +136,16 @@ class Scoring:
     """
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
-        self.folder, self.typed = folder, cli.line.typed
+        self.folder = folder
+        self.typed = cli.line.typed
         self.config = cli.config.validate
         self.trainer = cli.trainer
         self.module = cli.model
         self.data = cli.datamodule
-        self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
+        self.epoch = cli.checkpoint_epoch
+        self.step = cli.checkpoint_step
         self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
-        """The part of the scores that is of the weights which other verbs use."""
+        """The key of the scores of the weights which other verbs use."""
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Any] = []
         """What extras add. Each is a callback of Lightning, and has
@@ -148,14 +167,19 @@ class Scoring:
             scorer.extend(result)
         self._tell_of_unreadable(result["raw"]["images"])
         if self.trainer.is_global_zero:
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            disk.write_json(self.output, result)
-            rows = self._rows()
-            further = [row for scorer in self.scorers for row in scorer.rows(rows, result)]
-            show(result, rows + further, self.chosen)
-            print(f"by class: {self.output}")
-            for scorer in self.scorers:
-                scorer.show(result)
+            self._write_and_show(result)
+
+    def _write_and_show(self, result: Scores) -> None:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        disk.write_json(self.output, result)
+        core_rows = self._rows()
+        rows = [*core_rows]
+        for scorer in self.scorers:
+            rows += scorer.rows(core_rows, result)
+        show(result, rows, self.chosen)
+        print(f"by class: {self.output}")
+        for scorer in self.scorers:
+            scorer.show(result)
 
     def _choose_images(self) -> None:
         """Score what a run has held out; of another folder, or table, all images: its training has seen none."""
@@ -163,21 +187,27 @@ class Scoring:
         if not isinstance(source, FolderSource) or data.get("val_list") is not None:
             return
         folder = self.folder or rundir.of_checkpoint(self.config.ckpt_path or model.weights or "")
-        if folder and (asked := self.typed & {f"data.{name}" for name in source.divided_by}):
-            raise UserError(f"--{min(asked)} does nothing where {folder} says what it held out: leave it out")
-        if folder and _is_own(folder, source, data.get("labels")):
-            if (held_out := folder / rundir.VALIDATION).is_file():
-                source.validate_on(held_out)
-        elif folder or (model.pretrained and self.config.ckpt_path is None):
+        if folder is None:
+            if model.pretrained and self.config.ckpt_path is None:
+                source.validate_on(None)
+            return
+        if typed := self.typed & {f"data.{name}" for name in source.divided_by}:
+            raise UserError(f"--{min(typed)} does nothing where {folder} says what it held out: leave it out")
+        held_out = folder / rundir.VALIDATION
+        if not _are_of_run(source, data.get("labels"), folder):
             source.validate_on(None)
+        elif held_out.is_file():
+            source.validate_on(held_out)
 
     def _tell_of_unreadable(self, scored: int) -> None:
         """Say how many images of a folder are left out, because they cannot be read."""
-        source, images = self.data.source, len(self.data.val_images)
+        source = self.data.source
+        images = len(self.data.val_images)
         is_whole = self.config.trainer.limit_val_batches in (None, 1.0) and not self.module.task.several
         if isinstance(source, FolderSource) and is_whole and scored < images:
-            out, check = f"{images - scored:,} of {images:,} images", f"cait check {shlex.quote(str(source.root))}"
-            tell_once(f"{out} cannot be read, and are not scored: `{check}` names them")
+            check = f"`cait check {shlex.quote(str(source.root))}`"
+            missing = f"{images - scored:,} of {images:,} images"
+            tell_once(f"{missing} cannot be read, and are not scored: {check} names them")
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
@@ -195,11 +225,10 @@ class Scoring:
 
     def _scores(self, prefix: str, metrics: Any) -> Scores:
         """The metrics that were logged under a prefix, and what the classes say of them."""
-        scores: Scores = {
-            key.removeprefix(prefix): float(value) if math.isfinite(value) else None
-            for key, value in self.trainer.callback_metrics.items()
-            if key.startswith(prefix)
-        }
+        scores: Scores = {}
+        for key, value in self.trainer.callback_metrics.items():
+            if key.startswith(prefix):
+                scores[key.removeprefix(prefix)] = float(value) if math.isfinite(value) else None
         return scores | metrics.by_class(self.data.class_names)
 
     def _about(self) -> Scores:
@@ -211,7 +240,7 @@ class Scoring:
             "model": self.module.name,
             **self.data.preprocessing,
             "root": str(self.data.root),
-            "val_split": self.config.data.val_split,
+            "val_split": config.data.val_split,
             "class_names": self.data.class_names,
         }
 
@@ -230,22 +259,22 @@ class Scoring:
 
 def show(result: Scores, rows: Sequence[Row], chosen: str) -> None:
     """Print the scores of the raw weights and of their average, and which of both are `chosen`."""
-    scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
+    scored = [(key, title) for key, title in (("raw", "raw"), ("ema", "EMA")) if key in result]
     table = Table("")
-    for column in scored:
-        is_chosen = len(scored) > 1 and column.lower() == chosen
-        table.add_column(f"{column}, in use" if is_chosen else column, justify="right")
+    for key, title in scored:
+        is_chosen = len(scored) > 1 and key == chosen
+        table.add_column(f"{title}, in use" if is_chosen else title, justify="right")
     for row in rows:
-        cells = [_cell(row.form, scores, row.place) for scores in scored.values()]
+        cells = [_cell(row, result[key]) for key, _ in scored]
         if any(cells):
             table.add_row(row.title, *cells)
     print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")
     console().print(table)
 
 
-def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:
-    """The figure at a place in the scores; empty if there is none."""
+def _cell(row: Row, scores: Scores) -> str:
+    """The figure of a row; empty if there is none."""
     figure: Any = scores
-    for key in place:
+    for key in row.place:
         figure = (figure or {}).get(key)
-    return "" if figure is None else form.format(figure)
+    return "" if figure is None else row.form.format(figure)

@@ -150,7 +150,7 @@ def from_checkpoint(
         network = group(NetworkSettings, hparams | {"img_size": size}).build_network().eval()
         load_weights(network, path, averaged)
     settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
-    settings |= saved.data_settings(folder) if folder else saved.of_images(preprocessing)
+    settings |= saved.data_settings(folder) if folder else saved.image_settings(preprocessing)
     settings["img_size"] = size
     settings["in_chans"] = channels if channels == 1 or settings.get("reader") else 3  # else its own transforms
     data_module = _data_module(data, settings, rundir.config(folder) if folder else path)

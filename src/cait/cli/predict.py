@@ -75,12 +75,12 @@ def _paths(source: str) -> Iterable[str]:
 
 def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]) -> Iterator[Row]:
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
-    from cait.data.listing import Files
+    from cait.data.table import Images
 
     data = loaded.data
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
     remaining = iter(paths)
-    for probabilities, labels in loaded.judge(Files((path, 0) for path in paths)):
+    for probabilities, labels in loaded.judge(Images((path, 0) for path in paths)):
         finite = probabilities.isfinite().all(dim=1)
         predictions = iter(loaded.task.best(probabilities[finite], loaded.class_names, top_k))
         for label, is_finite in zip(labels.tolist(), finite.tolist(), strict=True):

@@ -13,7 +13,7 @@ PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "traine
 """What verbs read in a run's configuration."""
 
 
-def of_run(folder: Path) -> Settings:
+def run_settings(folder: Path) -> Settings:
     """The settings of a run, to show them. Raises UserError if its configuration does not say what it trained."""
     path = rundir.config(folder)
     config = configurations.settings(path)
@@ -22,7 +22,7 @@ def of_run(folder: Path) -> Settings:
 
 
 def data_settings(folder: Path) -> Settings:
-    """The settings of a run's data module; of someone else's run only those that `of_images` takes.
+    """The settings of a run's data module; of someone else's run only those that `image_settings` takes.
 
     The images that it held out stay the same, even if the folder has grown.
     """
@@ -32,13 +32,13 @@ def data_settings(folder: Path) -> Settings:
     disk.check_shape(settings, dict, path, "data")
     if not trust.is_own(text):
         trust.check_code(path, settings, None)
-        settings = of_images(settings)
+        settings = image_settings(settings)
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
     return settings
 
 
-def of_images(settings: Settings) -> Settings:
+def image_settings(settings: Settings) -> Settings:
     """Those of a data module's settings that say where its images are and how they are prepared."""
     from cait.data.folder import Splits
     from cait.data.transforms import Preprocessing

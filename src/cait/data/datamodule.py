@@ -1,12 +1,14 @@
 """The LightningDataModule: builds the loaders and mixes the training batches."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,13 +16,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, loops, plugins, references, seeds
+from cait import cores, loops, plugins, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
-from cait.data.folder import FolderSource, Splits, not_listed, tell_of_alike
-from cait.data.listing import below
+from cait.data.folder import FolderSource, Splits, not_listed
 from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
+from cait.data.table import write_held_out
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError, abbreviate
 from cait.settings import Settings, check_names, values
@@ -136,9 +138,7 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
-        names = self._class_names if self._class_names is not None else self.source.class_names
-        tell_of_alike(self.root, names)
-        return names
+        return self._class_names if self._class_names is not None else self.source.class_names
 
     @property
     def label_names(self) -> list[str]:
@@ -169,7 +169,7 @@ class ImageNetDataModule(LightningDataModule):
         labels = getattr(self.source.train, "labels", None)
         if labels is None:
             raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
-        return torch.tensor(labels)
+        return torch.as_tensor(np.asarray(labels)).long()
 
     def summary(self) -> str:
         images = f"{len(self.source.train):,} training and {len(self.source.val):,} validation images"
@@ -216,9 +216,7 @@ class ImageNetDataModule(LightningDataModule):
             self.prepare_data()
         elif stage == "fit":
             self.share_batch(self.trainer)
-        names, own = self.class_names, self.source.class_names
-        if len(names) != len(own) or (names != own and {*names} == {*own}):  # other names for them are welcome
-            raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(own)}; leave it out")
+        self._check_names()
         train, val = self.source.train, self.source.val
         self.unreadable = UnreadableImages(self.unreadable_path, self.settings.bad_allowed(len(train) + len(val)))
         self.val_images, self.predict_samples = self._eval_images(val, self.unreadable), val
@@ -228,6 +226,14 @@ class ImageNetDataModule(LightningDataModule):
             self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have
+
+    def _check_names(self) -> None:
+        """Raise UserError if `class_names` are too few, too many or in another order; other names are welcome."""
+        names = self.class_names
+        listed = self.source.class_names
+        is_other_order = names != listed and {*names} == {*listed}
+        if len(names) != len(listed) or is_other_order:
+            raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(listed)}; leave it out")
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
         return EvalImages(samples, self.eval_transform, unreadable, self.settings)
@@ -245,23 +251,20 @@ class ImageNetDataModule(LightningDataModule):
 
     def keep_held_out(self) -> None:
         """Validate on the images that the run has held out so far, even if its folder has grown since."""
-        held_out, source = self.validation_path, self.source
-        if held_out and held_out.is_file() and isinstance(source, FolderSource):
-            paths = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
-            if paths != {below(self.root, path) for path, _ in source.val}:  # else the order of the others stays too
-                source.validate_on(held_out)
+        path, source = self.validation_path, self.source
+        if path is None or not isinstance(source, FolderSource):
+            return
+        if path.is_file():
+            source.keep(path)
             self.validation_path = None
-        elif held_out and getattr(source, "holds_out", False):
-            rank_zero_info(f"{held_out} is gone: {self.root} is divided anew, and what was trained on may validate")
+        elif source.holds_out:
+            rank_zero_info(f"{path} is gone: {self.root} is divided anew, and what was trained on may validate")
 
     def _write_held_out(self) -> None:
-        """List the images that the run has held out of its folder, so that others can hold out the same."""
-        source = self.source
-        if self.validation_path is None or self.rank_and_world()[0] > 0:
-            return
-        if isinstance(source, FolderSource) and source.holds_out:
-            rows = [(below(self.root, path), self.label_names[label]) for path, label in source.val]
-            disk.write_csv(self.validation_path, ["path", "class"], rows)
+        path, source = self.validation_path, self.source
+        is_first = self.rank_and_world()[0] == 0
+        if path and is_first and isinstance(source, FolderSource) and source.holds_out:
+            write_held_out(path, source.val, self.root, self.label_names)
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
@@ -389,41 +392,54 @@ class ImageNetDataModule(LightningDataModule):
     def check_prepares(self, state: dict[str, Any]) -> None:
         """Raise UserError if a run, by this part of its checkpoint, has an evaluation transform that is not here."""
         if state.get("preprocessing", {}) is None and not self.has_own_eval_transform:
-            own = state["depends_on"].get("class of the data module")
-            raise UserError(f"the run prepares images by its own {own}: take the script that has it in place of `cait`")
+            name = state["depends_on"].get("class of the data module")
+            raise UserError(
+                f"the run prepares images by its own {name}: take the script that has it in place of `cait`"
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
         Raises UserError for other classes; with `check_resume` in training for other data, preparation, seed or batch.
         """
-        saved, present = state_dict["class_names"], self.class_names
         trains = self.trainer is not None and self.trainer.training
-        if saved != present:
-            parts = (("missing", {*saved} - {*present}), ("unknown", {*present} - {*saved}))
-            odd = "; ".join(f"{what}: {abbreviate(sorted(names))}" for what, names in parts if names)
-            told = f"{len(saved)} classes are not the {len(present)} of {self.root}: {odd or 'their order is another'}"
-            remedy = "; to train on these take --model.weights" if trains else ""
-            raise UserError(f"the checkpoint's {told}{remedy}")
+        self._check_classes(state_dict["class_names"], "; to train on these take --model.weights" if trains else "")
         if not trains:
             self.check_prepares(state_dict)
             return
-        was, now = (each["depends_on"] | (each.get("preprocessing") or {}) for each in (state_dict, self.state_dict()))
-        for name, value in now.items():
-            saved = was.get(name, value)
-            if name == "pixels by" and saved != value == "timm" and self.settings.backend == "auto":
+        before = _resume_facts(state_dict)
+        for name, value in _resume_facts(self.state_dict()).items():
+            saved = before.get(name, value)
+            if saved == value:
+                continue
+            if name == "pixels by" and value == "timm" and self.settings.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
-            elif saved != value:
-                told = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"
-                if self.check_resume:
-                    raise UserError(f"{told}; to continue anyway add --data.check_resume false")
-                rank_zero_info(f"{told}; the run goes on")
+                continue
+            message = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"
+            if self.check_resume:
+                raise UserError(f"{message}; to continue anyway add --data.check_resume false")
+            rank_zero_info(f"{message}; the run goes on")
+
+    def _check_classes(self, saved: list[str], remedy: str) -> None:
+        present = self.class_names
+        if saved == present:
+            return
+        problems = []
+        if missing := sorted({*saved} - {*present}):
+            problems.append(f"missing: {abbreviate(missing)}")
+        if unknown := sorted({*present} - {*saved}):
+            problems.append(f"unknown: {abbreviate(unknown)}")
+        problem = "; ".join(problems) or "their order is another"
+        counts = f"{len(saved)} classes are not the {len(present)} of {self.root}"
+        raise UserError(f"the checkpoint's {counts}: {problem}{remedy}")
 
     def _digest(self, samples: Samples) -> str:
         """Digest of images' names below `root`; it takes a second for ImageNet."""
+        prefix = os.path.join(self.root, "")
         digest = hashlib.sha256(getattr(self.source, "digest", b""))
         for index in range(len(samples)):
-            digest.update(f"{below(self.root, samples.name(index))}\n".encode(errors="surrogateescape"))
+            name = samples.name(index).removeprefix(prefix)
+            digest.update(f"{name}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
 
     @cached_property
@@ -441,3 +457,8 @@ class ImageNetDataModule(LightningDataModule):
             "training images": f"{len(self.source.train):,} ({self._train_digest})",
             "validation images": f"{len(self.source.val):,} ({self._val_digest})",
         }
+
+
+def _resume_facts(state: dict[str, Any]) -> dict[str, Any]:
+    """What a run that goes on must have as before."""
+    return state["depends_on"] | (state.get("preprocessing") or {})

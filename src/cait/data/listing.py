@@ -1,17 +1,14 @@
-"""The image files of class folders: what below a root is data, and which files have the same bytes."""
+"""The image files of class folders: what below a root is data, and how its names are written."""
 
 import os
-from array import array
+import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
-from cait import disk
 from cait.errors import UserError
 
 HEIF = (".heic", ".heif")
@@ -30,51 +27,12 @@ HIDDEN = (".", "__pycache__", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RE
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""
+LeftOut = defaultdict[str, list[str]]
+"""Paths of what is not listed, by the reason."""
 LOGS, LOCK, CONFIG, CHECKPOINTS = "logs", ".lock", "config.yaml", "checkpoints"
 """The folder of runs, and what lies in the folder of a run; see `cait.run.rundir`."""
 FEW = 16
 """Images that may lie beside runs: a folder of more is one of images."""
-PART = 1 << 12
-"""Bytes in the middle of a file that are compared before the whole."""
-
-
-class Files:
-    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples`.
-
-    They lie in three arrays. A list of a million tuples would be copied into every worker, page by page,
-    because reading an object changes its reference count.
-
-    Args:
-        samples: pairs of a path and the index of its class.
-        folder: what the paths begin from.
-    """
-
-    def __init__(self, samples: Iterable[tuple[str, int]], folder: str = "") -> None:
-        self._folder = os.path.join(folder, "") if folder else ""
-        self.left_out = defaultdict[str, list[str]](list)
-        """Paths below `folder` of what is not listed, by the reason."""
-        paths = bytearray()
-        self.labels = array("q")
-        """The index of each image's class."""
-        self.ends = array("q", [0])
-        """Where each path begins in `paths`, and the last one ends."""
-        for path, label in samples:
-            paths += os.fsencode(path)
-            self.ends.append(len(paths))
-            self.labels.append(label)
-        self.paths = bytes(paths)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> tuple[str, int]:
-        return self.name(index), self.labels[index]
-
-    def name(self, index: int) -> str:
-        return self._folder + os.fsdecode(self.paths[self.ends[index] : self.ends[index + 1]])
 
 
 def below(root: str | Path, path: str) -> str:
@@ -82,52 +40,83 @@ def below(root: str | Path, path: str) -> str:
     return path.removeprefix(os.path.join(root, ""))
 
 
-def list_images(folder: Path, names: Sequence[str], suffixes: tuple[str, ...] = EXTENSIONS) -> Files:
+def below_root(root: str | Path, path: str) -> str:
+    """The part below `root` of a path that somebody wrote, absolute or from `root` on."""
+    normal = os.path.normpath(path)
+    if os.path.isabs(normal) or normal.startswith(os.pardir):
+        return os.path.relpath(os.path.join(root, normal), root)
+    return normal
+
+
+def composed(name: str) -> str:
+    """A name in which each letter with an accent is one sign (NFC)."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def spelled(folder: Path, name: str) -> str:
+    """The path of a file below a folder, composed as it is there; as it is given if there is no such file."""
+    if name.isascii() or (folder / name).exists():
+        return name
+    path = Path()
+    for step in Path(name).parts:
+        forms = (unicodedata.normalize(form, step) for form in ("NFC", "NFD"))  # of Linux, and of a Mac
+        path /= next((form for form in forms if (folder / path / form).exists()), step)
+    return str(path)
+
+
+def list_images(folder: Path, names: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, int]]:
     """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each folder is listed once. What is `HIDDEN` is left out, because viewers put small copies
-    there. A pipe or a broken link with the name of an image is one that cannot be read. Raises UserError if a folder
-    cannot be listed, or lies under two classes.
+    there. A pipe or a broken link with the name of an image is one that cannot be read. Where there are no images,
+    `ARRAYS` are listed. Raises UserError if a folder cannot be listed, or lies under two classes.
     """
+    has_images = False
+    arrays: list[tuple[str, int]] = []
+    for path, label in _list_files(folder, names):
+        if is_image(path):
+            has_images = True
+            yield path, label
+        elif path.lower().endswith(ARRAYS):
+            arrays.append((path, label))
+        else:
+            left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
+    if not has_images:
+        yield from arrays
+        return
+    for path, _ in arrays:
+        left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
+
+
+def _list_files(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """The files of the folders `names`, with the index of the name."""
     order = sorted(range(len(names)), key=lambda label: names[label])
-    start = len(os.path.join(folder, ""))
     owners: dict[Identity, tuple[int, str]] = {}
-    left_out = defaultdict[str, list[str]](list)
-
-    def samples() -> Iterator[tuple[str, int]]:
-        with ThreadPoolExecutor(THREADS) as pool:
-            trees = pool.map(_tree, [os.path.join(folder, names[label]) for label in order])
-            for label, tree in zip(order, trees, strict=True):
-                for place, identity, files in sorted(tree):
-                    owner, other = owners.setdefault(identity, (label, place))
-                    if owner != label:
-                        raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
-                    for name in files:
-                        path = os.path.join(place, name)
-                        if name.lower().endswith(suffixes):
-                            yield path[start:], label
-                        else:
-                            left_out[OTHER if os.path.exists(path) else BROKEN].append(path[start:])
-
-    found = Files(samples(), str(folder))
-    found.left_out = left_out
-    return found if found or suffixes == ARRAYS else list_images(folder, names, ARRAYS)
+    with ThreadPoolExecutor(THREADS) as pool:
+        trees = pool.map(_list_tree, [os.path.join(folder, names[label]) for label in order])
+        for label, tree in zip(order, trees, strict=True):
+            for inner, identity, files in sorted(tree):
+                owner, other = owners.setdefault(identity, (label, inner))
+                if owner != label:
+                    raise UserError(f"{other} and {inner} are one folder, under two classes: remove the link")
+                for name in files:
+                    yield os.path.join(inner, name), label
 
 
-def _tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
+def _list_tree(folder: str) -> list[tuple[str, Identity, list[str]]]:
     """The folders in a folder, each once whatever links lead to it, and the names of the files in each."""
-    found = []
+    tree = []
     seen: set[Identity] = set()
     waiting = [folder]
-    for place in waiting:
-        status = os.stat(place)
+    for inner in waiting:
+        status = os.stat(inner)
         identity = (status.st_dev, status.st_ino)
         if identity not in seen:
             seen.add(identity)
-            folders, files = entries(place)
-            found.append((place, identity, files))
-            waiting += [os.path.join(place, name) for name in folders]
-    return found
+            folders, files = entries(inner)
+            tree.append((inner, identity, files))
+            waiting += [os.path.join(inner, name) for name in folders]
+    return tree
 
 
 def entries(folder: str | Path) -> tuple[list[str], list[str]]:
@@ -136,83 +125,57 @@ def entries(folder: str | Path) -> tuple[list[str], list[str]]:
     What runs have written is no data either: folders of runs are left out. Raises UserError if the folder cannot be
     listed.
     """
-
-    def refuse(error: OSError) -> None:
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(folder) as listing:
+            visible = [entry for entry in listing if not entry.name.startswith(HIDDEN)]
+    except OSError as error:
         raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
+    for entry in visible:
+        if not _is_folder(entry):
+            files.append(entry.name)
+        elif not _holds_runs(entry.path):
+            folders.append(entry.name)
+    return sorted(folders), sorted(files)
 
-    _, folders, others = next(os.walk(folder, onerror=refuse))
-    folders, others = (sorted(name for name in names if not name.startswith(HIDDEN)) for names in (folders, others))
-    return [name for name in folders if not _of_runs(os.path.join(folder, name))], others
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # as of a link that leads to itself
+        return entry.is_dir()
+    return False
 
 
 def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
-def _of_runs(folder: str) -> bool:
-    """Whether a folder is a run's, or one of runs. A class may have the name of one: it has images."""
+def _holds_runs(folder: str) -> bool:
+    """Whether a folder is a run's, or has runs in it. A class may have the name of one: it has images."""
     if _is_run(folder):
         return True
     is_logs = os.path.basename(folder) == LOGS and os.path.realpath(folder) == os.path.realpath(LOGS)
-    images, inner, has_runs = 0, list[str](), False
+    images = 0
+    folders: list[str] = []
     with suppress(OSError):
         if os.stat(folder).st_nlink == 2 and not is_logs:  # no folder in it; btrfs counts otherwise
             return False
-        with os.scandir(folder) as found:
-            for entry in found:
+        with os.scandir(folder) as listing:
+            for entry in listing:
                 if is_image(entry.name):
                     images += 1
-                    if images > FEW:
-                        return False
-                elif entry.is_dir():
-                    has_runs = has_runs or _is_run(entry.path)
-                    inner += [] if entry.is_symlink() else [entry.path]
-    return has_runs or (not images and (is_logs or (bool(inner) and all(map(_of_runs, inner)))))
+                elif _is_folder(entry):
+                    folders.append(entry.path)
+                if images > FEW:
+                    return False
+    if any(map(_is_run, folders)):
+        return True
+    if images:
+        return False
+    unlinked = [path for path in folders if not os.path.islink(path)]
+    return is_logs or (bool(unlinked) and all(map(_holds_runs, unlinked)))
 
 
 def _is_run(folder: str) -> bool:
-    def has(name: str) -> bool:
-        return os.path.exists(os.path.join(folder, name))
-
-    return has(LOCK) or (has(CONFIG) and has(CHECKPOINTS))
-
-
-def same_bytes(
-    name: Callable[[int], str], count: int, shown: Callable[[list[int], str], Iterable[int]] = lambda all_, _: all_
-) -> list[list[int]]:
-    """The places of files that have the same bytes, two or more at a time, each time in order.
-
-    Only a file whose size another has is opened, and only one whose middle another has too is read whole. A file that
-    cannot be read has no like. `name` gives the path at each of `count` places; `shown` gives back the places that it
-    gets, and shows how far they are under the title that it gets.
-    """
-    groups = [[*range(count)]]
-    middle = partial(_digest, part=PART)  # files that are not compressed often begin alike
-    for title, look in (("sizes", _size), ("parts", middle), ("contents", _digest)):
-        group_of = {place: number for number, group in enumerate(groups) for place in group}
-        alike = defaultdict[tuple[int, int], list[int]](list)
-        for place in shown([*group_of], title):
-            if (found := look(name(place))) >= 0:
-                alike[group_of[place], found].append(place)
-        groups = [group for group in alike.values() if len(group) > 1]
-    return groups
-
-
-def _size(path: str) -> int:
-    with suppress(OSError):
-        return os.path.getsize(path)
-    return -1
-
-
-def _digest(path: str, part: int | None = None) -> int:
-    """63 bits that differ with the bytes of a file, or of a part in its middle; -1 if it cannot be read."""
-    digest = blake2b(digest_size=8)
-    with suppress(OSError, UserError), disk.open_file(path) as file:
-        if part is not None:
-            file.seek(max(0, (os.fstat(file.fileno()).st_size - part) // 2))
-            digest.update(file.read(part))
-        else:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return int.from_bytes(digest.digest()) >> 1
-    return -1
+    files = {name for name in (LOCK, CONFIG, CHECKPOINTS) if os.path.exists(os.path.join(folder, name))}
+    return LOCK in files or {CONFIG, CHECKPOINTS} <= files

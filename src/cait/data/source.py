@@ -115,14 +115,15 @@ def write_digits(root: Path) -> None:
 
     digits = load_digits()
     _, held_out = train_test_split(range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target)
+    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
         written = Path(scratch, root.name)
-        for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-            folder = written / ("val" if number in held_out else "train") / str(label)
+        for number, label in enumerate(digits.target):
+            split = "val" if number in held_out else "train"
+            folder = written / split / str(label)
             folder.mkdir(parents=True, exist_ok=True)
-            gray = np.round(pixels * (255 / 16)).astype(np.uint8)
-            Image.fromarray(gray).save(folder / f"{number:04d}.png")
+            Image.fromarray(gray[number]).save(folder / f"{number:04d}.png")
         try:
             written.rename(root)  # replaces an empty folder too
         except OSError:

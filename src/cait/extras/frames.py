@@ -20,7 +20,7 @@ REMEDY = "keep each scene together, by --data.group_by or a column `group` of --
 
 def told_of_frames(source: FolderSource) -> str | None:
     """A line if many held-out images look like the image before or after them, to which scores are then too good."""
-    if not source.holds_out or source.groups:
+    if not source.holds_out or source.images.groups is not None:
         return None
     names = sorted(source.train.name(index) for index in range(len(source.train)))
     looked_at = [source.val.name(index) for index in evenly(len(source.val), LOOKED_AT)]

@@ -3,10 +3,10 @@
 import hashlib
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from cait import disk
-from cait.data.folder import TRAIN_NAMES, FolderSource, composed, hold_listed, hold_out, spelled, taken
-from cait.data.listing import Files, below
+from cait.data.folder import TRAIN_NAMES, FolderSource
+from cait.data.listing import below, below_root, composed, spelled
+from cait.data.table import TEST, TRAIN, VAL, Images, evenly_chosen, rows_by_class
 from cait.errors import UserError, abbreviate, tell_once
 from cait.extras.annotations import MULTI_LABEL
 
 SPLITS = {
-    **dict.fromkeys(TRAIN_NAMES, "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    "test": "test",
+    **dict.fromkeys(TRAIN_NAMES, TRAIN),
+    **dict.fromkeys(("val", "valid", "validation"), VAL),
+    "test": TEST,
 }
 """What the column `split` may say, in lower case."""
 PARTING = ";"
@@ -34,9 +35,8 @@ class Row(NamedTuple):
     path: str
     """Below the root of the images."""
     label: str
-    split: str = "train"
-    """"train", "val" or "test"; without the column all are to train on."""
-    group: str = ""
+    split: int
+    group: str
     """Empty if the file has no such column."""
 
 
@@ -48,10 +48,11 @@ class AnnotatedSource(FolderSource):
 
     divided_by = (*FolderSource.divided_by, "folds", "fold")
 
-    def __init__(self, images: FolderSource, val_list: str | None, asked: Any) -> None:
-        super().__init__(images.splits, images.write)
-        self.images, self.val_list, self.asked = images, Path(val_list) if val_list else None, asked
-        self.left_out = images.left_out
+    def __init__(self, folders: FolderSource, val_list: str | None, asked: Any) -> None:
+        super().__init__(folders.splits, folders.write)
+        self.folders = folders
+        self.val_list = Path(val_list) if val_list else None
+        self.asked = asked
 
     def split_folders(self) -> tuple[Path, Path | None]:
         """(the folder of the images, None), unless the classes are folders."""
@@ -63,13 +64,18 @@ class AnnotatedSource(FolderSource):
         return True
 
     @property
+    def keeps_marks(self) -> bool:
+        """With folds all images train but those of one fold, however they are marked."""
+        return self.val_list is not None or not self.asked.folds
+
+    @property
     def without_use(self) -> Sequence[str]:
         if self.val_list:
             used = ["val_list"]
         elif self.asked.folds:
             used = ["folds", "fold"]
         else:
-            used = ["val_fraction"] if all(row.split != "val" for row in self.rows) else []
+            used = [] if (self.images.splits == VAL).any() else ["val_fraction"]
         others = [name for name in self.divided_by if name not in used]
         return others if self.asked.labels is None else [*others, "train_split", "val_split"]
 
@@ -79,23 +85,35 @@ class AnnotatedSource(FolderSource):
         return MULTI_LABEL if self.asked.multi_label else None
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """Those of the table, or one for each image of the class folders, ordered by path."""
+    def images(self) -> Images:
+        """The images of the table, or of the class folders, ordered by path.
+
+        Raises UserError if the table cannot be used, or `group_by` finds no group of an image.
+        """
         if self.asked.labels is None:
-            images, names = self.images, self.images.class_names
-            parts = {"train": images.all_images()} if images.holds_out else {"train": images.train, "val": images.val}
-            of = ((split, *sample) for split, files in parts.items() for sample in files)
-            return sorted(Row(below(self.root, path), names[label], split) for split, path, label in of)
-        self.prepare()
-        if not self.root.is_dir():
-            raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
-        return read_table(Path(self.asked.labels), self.root, self.asked.multi_label)
+            images = self.folders.images
+            images = images.select(np.array(sorted(range(len(images)), key=images.name)))
+        else:
+            self.prepare()
+            if not self.root.is_dir():
+                raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
+            images = read_table(Path(self.asked.labels), self.root, self.asked.multi_label)
+        return images if self.asked.group_by is None else self._group_by_name(images)
+
+    def _group_by_name(self, images: Images) -> Images:
+        regex = self.asked.group_by
+        names = [_first_group(regex, below(self.root, path)) for path, _ in images]
+        if without := [images.name(index) for index, name in enumerate(names) if not name]:
+            raise UserError(f"--data.group_by {regex} finds no group in the path of {abbreviate(without)}")
+        images = images.grouped(names)
+        tell_once(f"{self.root}: {len(images):,} images in {len(images.group_names):,} groups, by {regex}")
+        return images
 
     @cached_property
     def label_names(self) -> list[str]:
         """The labels by their indices; if an image may have several classes, a label is a set of them."""
-        names = sorted({row.label for row in self.rows})
-        several = [name for name in names if len(label_parts(name)) > 1]
+        names = self.images.label_names
+        several = [name for name in names if len(split_label(name)) > 1]
         if several and not self.asked.multi_label:
             counted = f"{len(several)} labels are parted by {PARTING!r} ({abbreviate(several)}), and each is one class"
             tell_once(f"{self.asked.labels}: {counted}; if an image has several add --data.multi_label true")
@@ -104,181 +122,146 @@ class AnnotatedSource(FolderSource):
         return names
 
     @cached_property
-    def _sets(self) -> list[list[str]]:
-        """The classes of each label."""
-        return [label_parts(label) if self.asked.multi_label else [label] for label in self.label_names]
+    def _classes_of_label(self) -> list[list[str]]:
+        return [split_label(label) if self.asked.multi_label else [label] for label in self.label_names]
 
     @cached_property
     def class_names(self) -> list[str]:
         """The sorted labels of the table, or the names of the class folders."""
-        names = sorted({name for found in self._sets for name in found})
+        names = sorted({name for classes in self._classes_of_label for name in classes})
         if len(names) < 2:
             has = f"the one label {names[0]}" if names else "no label"
             raise UserError(f"--data.labels {self.asked.labels} has {has}, at least 2 are needed")
         return names
 
+    def classes_of(self, labels: Iterable[int]) -> set[str]:
+        return {name for label in labels for name in self._classes_of_label[label]}
+
+    @cached_property
+    def _has_class(self) -> np.ndarray:
+        """Whether a label stands for a class, bool [labels, classes]."""
+        column_of = {name: column for column, name in enumerate(self.class_names)}
+        has_class = np.zeros((len(self.label_names), len(column_of)), bool)
+        for label, classes in enumerate(self._classes_of_label):
+            has_class[label, [column_of[name] for name in classes]] = True
+        return has_class
+
     @cached_property
     def label_sets(self) -> Tensor | None:
         """The classes of each label, rows of 0 and 1, if an image may have several."""
-        if not self.asked.multi_label:
-            return None
-        return torch.tensor([[float(name in found) for name in self.class_names] for found in self._sets])
+        return torch.from_numpy(self._has_class).float() if self.asked.multi_label else None
 
     @cached_property
     def digest(self) -> bytes:
         """Digest of the labels: a run does not go on when one of them has changed."""
-        text = "\n".join(f"{row.path}\t{row.label}" for row in self.rows)
-        return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
-
-    def _of_split(self, name: str) -> Files:
-        places = {label: index for index, label in enumerate(self.label_names)}
-        rows = (row for row in self.rows if row.split == name)
-        return Files(((row.path, places[row.label]) for row in rows), str(self.root))
-
-    def names_of(self, labels: Iterable[int]) -> set[str]:
-        return {name for label in {*labels} for name in self._sets[label]}
+        lines = (f"{below(self.root, path)}\t{self.label_names[label]}" for path, label in self.images)
+        return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).digest()
 
     @cached_property
-    def groups(self) -> dict[str, str]:
-        """By path. Raises UserError if `group_by` finds none for an image."""
-        if (regex := self.asked.group_by) is None:
-            return {os.path.join(self.root, row.path): row.group for row in self.rows if row.group}
-        found = {os.path.join(self.root, row.path): _first_group(regex, row.path) for row in self.rows}
-        if without := [path for path, name in found.items() if not name]:
-            raise UserError(f"--data.group_by {regex} finds no group in the path of {abbreviate(without)}")
-        tell_once(f"{self.root}: {len(found):,} images in {len({*found.values()}):,} groups, by {regex}")
-        return found
-
-    @cached_property
-    def test(self) -> Files | None:
+    def test(self) -> Images | None:
         """The images of the table's split "test", if it has any."""
-        return self._of_split("test") or None
+        return self.images.in_split(TEST) or None
 
     @cached_property
-    def sets(self) -> tuple[Files, Files]:
-        """The training and validation images; the test images are in neither."""
-        train, val = self._of_split("train"), self._of_split("val")
-        pool = Files(sorted([*train, *val]))
-        if self.holds_out_all:
-            held = pool or self._of_split("test")
-            return held, held
-        if self.val_list:
-            marked = {path for path, _ in val}  # some may have come since the list was written: they never train
-            rest, val = hold_listed(pool, self.root, self.val_list)
-            train = Files(sample for sample in rest if sample[0] not in marked)
-        elif self.asked.folds or (train and not val):
-            folds, fold = self.asked.folds, self.asked.fold
-            train, val = taken(pool, self._divide(pool, folds)[fold]) if folds else self._hold_out(pool)
-            if self.groups:
-                self._tell_of_classes(train, val)
-        return self.without_held_out(train, Files([*val, *(self.test or ())])), val
+    def table(self) -> Images:
+        """The images with the split of each, by class if a share of each class validates."""
+        table = super().table
+        pool = np.flatnonzero(table.splits != TEST)
+        if self.validates_on_all or self.val_list or not self._takes_share_of_classes(self.images):
+            return table
+        labels = np.asarray(table.labels)[pool]
+        return table.select(np.concatenate([pool[rows] for rows in rows_by_class(labels)]))
 
-    def _hold_out(self, pool: Files) -> tuple[Files, Files]:
-        """Hold out `val_fraction`: of groups, or of several classes per image, the fold that serves best.
+    def _takes_share_of_classes(self, images: Images) -> bool:
+        is_plain = not (self.asked.folds or self.asked.multi_label or images.groups is not None)
+        return is_plain and not _is_divided(images)
 
-        What counts first is that no class loses more than half of its images, then that each has some to validate on,
-        then the share. A class that the fold leaves out gives a group of its own, if that serves better.
-        """
-        fraction = self.splits.val_fraction
-        if not (self.groups or self.asked.multi_label):
-            return hold_out(pool, fraction)
+    def choose(self, pool: Images) -> np.ndarray:
+        if not self.asked.folds and _is_divided(pool):
+            return pool.splits == VAL
+        if self._takes_share_of_classes(pool):
+            return evenly_chosen(pool, self.splits.val_fraction)
+        validates = np.zeros(len(pool), bool)
+        validates[self._chosen_fold(pool)] = True
+        if pool.groups is not None:
+            self._tell_of_classes(pool, validates)
+        return validates
 
-        labels, of = np.array(pool.labels), np.array([self.groups.get(path, path) for path, _ in pool])
-        has = np.array([[name in found for name in self.class_names] for found in self._sets])
+    def _chosen_fold(self, pool: Images) -> np.ndarray:
+        """The rows of the fold that validates. Raises UserError if the images cannot be divided into folds."""
+        from cait.extras.annotations.folds import best_fold, folds_of
 
-        def of_classes(some: np.ndarray) -> np.ndarray:
-            return np.bincount(some, minlength=len(has)) @ has
+        name = str(self.asked.labels or self.root)
+        if self.asked.folds:
+            merges_rare = self.asked.multi_label
+            return folds_of(pool, self.asked.folds, merges_rare, name)[self.asked.fold]
+        return best_fold(pool, self.splits.val_fraction, self._has_class, name)
 
-        images = of_classes(labels)
-
-        def costs(places: np.ndarray) -> tuple[float, ...]:
-            held = of_classes(labels[places])
-            lost, lacking = (2 * held > images).sum(), (held == 0).sum()
-            return (not len(places), lost, lacking, abs(len(places) / len(pool) - fraction))
-
-        folds = max(2, min(round(1 / fraction), len({*of})))  # scikit-learn takes no more
-        held: np.ndarray = min(self._divide(pool, folds), key=costs)
-        for index in np.flatnonzero(of_classes(labels[held]) == 0):
-            more = (np.union1d(held, np.flatnonzero(of == group)) for group in np.unique(of[has[labels, index]]))
-            held = min([held, *more], key=costs)
-        return taken(pool, held)
-
-    def _tell_of_classes(self, train: Files, val: Files) -> None:
+    def _tell_of_classes(self, pool: Images, validates: np.ndarray) -> None:
         """Say how far groups kept a split from its share, and from having every class in validation."""
         wanted = 1 / self.asked.folds if self.asked.folds else self.splits.val_fraction
-        share, without = len(val) / (len(train) + len(val)), sorted({*self.class_names} - self.names_of(val.labels))
+        share = validates.mean()
+        classes = self.classes_of(np.unique(np.asarray(pool.labels)[validates]))
+        without = sorted({*self.class_names} - classes)
         if without or abs(share - wanted) > wanted / 2:
             figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for"
             lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
             tell_once(f"{self.asked.labels or self.root}: because groups stay whole, {figures}{lacking}")
 
-    def _divide(self, samples: Files, folds: int) -> list[np.ndarray]:
-        """The places of each of scikit-learn's stratified folds, which part no group.
 
-        If an image may have several classes, or if no folds are asked for, the labels of fewer than `folds` images
-        count as one.
-
-        Raises UserError if no class, or not the groups, can be divided so.
-        """
-        from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
-        groups = [self.groups[path] for path, _ in samples] if self.groups else None
-        if groups and (count := len({*groups})) < folds:
-            raise UserError(f"{folds} folds need as many groups, {self.asked.labels or self.root} has {count}")
-        labels = np.array(samples.labels)
-        if self.asked.multi_label or not self.asked.folds:
-            labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
-        kind = StratifiedGroupKFold if groups else StratifiedKFold
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-                return [places for _, places in kind(folds, shuffle=True, random_state=0).split(labels, labels, groups)]
-        except ValueError as error:
-            raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
+def _is_divided(images: Images) -> bool:
+    """Whether the table or the folders say what validates, or there is nothing to train on."""
+    return bool((images.splits == VAL).any()) or not (images.splits == TRAIN).any()
 
 
-def read_table(file: Path, root: Path, several: bool) -> list[Row]:
-    """The rows of a table, of images below `root`, ordered by path; `several` labels come sorted, parted by `PARTING`.
+def read_table(file: Path, root: Path, several: bool) -> Images:
+    """The images that a table lists below `root`, ordered by path; `several` labels come sorted, parted by `PARTING`.
 
     Raises UserError if it cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
     """
     where = f"--data.labels {file}"
-    rows = sorted(_table_rows(file, where, root, several))
+    rows = sorted(_read_rows(file, where, root, several), key=attrgetter("path"))
     if not rows:
         raise UserError(f"{where} has no rows")
     times = Counter(row.path for row in rows)
     if twice := [f"{path} ({count} times)" for path, count in times.items() if count > 1]:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
-    if missing := [row.path for row in rows if not (root / row.path).is_file()]:
+    prefix = os.path.join(root, "")
+    if missing := [row.path for row in rows if not os.path.isfile(prefix + row.path)]:
         why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
-    return rows
+    names = sorted({row.label for row in rows})
+    index_of = {name: index for index, name in enumerate(names)}
+    images = Images(((prefix + row.path, index_of[row.label]) for row in rows), prefix, names)
+    images.splits[:] = [row.split for row in rows]
+    return images.grouped([row.group for row in rows]) if rows[0].group else images
 
 
-def _table_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
+def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
     for line, row in disk.read_csv(file, where):
         name = "label" if "label" in row else "class"  # as in the tables of `cait predict`
         if name not in row:
             raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
-        cells = {column: row[column].strip() for column in {"path", name, "split", "group"} & row.keys()}
+        cells = {column: row[column].strip() for column in ("path", name, "split", "group") if column in row}
         if empty := [column for column, cell in cells.items() if not cell]:
             raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
-        split = cells.get("split", "train").lower()
-        if split not in SPLITS:
+        split = SPLITS.get(cells.get("split", "train").lower())
+        if split is None:
             raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
         label = composed(cells[name])
         if several:
-            label = PARTING.join(sorted({*label_parts(label)})) or PARTING
-        below = os.path.relpath(root / cells["path"], root)
-        yield Row(spelled(root, below), label, SPLITS[split], cells.get("group", ""))
+            label = PARTING.join(sorted({*split_label(label)})) or PARTING
+        path = spelled(root, below_root(root, cells["path"]))
+        yield Row(path, label, split, cells.get("group", ""))
 
 
 def _first_group(regex: str, path: str) -> str:
     """What the first parentheses that take part in a match hold; empty if nothing matches."""
-    found = re.search(regex, path)
-    return next(filter(None, found.groups()), "") if found else ""
+    match = re.search(regex, path)
+    return next(filter(None, match.groups()), "") if match else ""
 
 
-def label_parts(label: str) -> list[str]:
+def split_label(label: str) -> list[str]:
     """The labels in a cell."""
-    return [part.strip() for part in label.split(PARTING) if part.strip()]
+    names = (name.strip() for name in label.split(PARTING))
+    return [name for name in names if name]

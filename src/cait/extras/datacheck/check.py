@@ -14,10 +14,11 @@ from rich.progress import Progress
 from cait import plugins
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, not_listed
-from cait.data.listing import Files, same_bytes
 from cait.data.reading import Reading, load_image
 from cait.data.source import open_source
+from cait.data.table import TRAIN, VAL, Images
 from cait.errors import UserError, console, say, tell
+from cait.extras.datacheck.same_bytes import same_bytes
 from cait.extras.features import evenly
 from cait.extras.frames import SAME, SIDE, told_of_frames
 from cait.run.program import Program
@@ -63,7 +64,7 @@ def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
     if isinstance(source, FolderSource):
         if source.left_out:
             yield f"{source.root}{not_listed(source.left_out)}"
-        doubtful += _told(_copies(source.train, source.val), "the same bytes")
+        doubtful += _told(_copies(source.table), "the same bytes")
         doubtful += filter(None, [told_of_frames(source)])
     channels = plugins.extras().get("channels")
     reader = given.reader or (channels.READER if channels and channels.holds_planes(given.root) else None)
@@ -90,18 +91,19 @@ Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
 """Name, label and set of two images."""
 
 
-def _copies(train: Files, val: Files) -> Iterator[Alike]:
+def _copies(table: Images) -> Iterator[Alike]:
     """Images of the same bytes; a bar shows how many files have been looked at."""
+    images = table.in_split(TRAIN | VAL)
+    is_held_out = images.splits == VAL
 
-    def image(place: int) -> tuple[str, int, bool]:
-        samples, index = (val, place - len(train)) if place >= len(train) else (train, place)
-        return *samples[index], samples is val
+    def describe(index: int) -> tuple[str, int, bool]:
+        return *images[index], bool(is_held_out[index])
 
-    count = len(train) + len(val)
     with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        groups = same_bytes(lambda place: image(place)[0], count, lambda all_, what: bar.track(all_, description=what))
+        groups = same_bytes(images, lambda indices, title: bar.track(indices, description=title))
     for first, *others in groups:
-        yield from ((image(first), image(other)) for other in others)
+        for other in others:
+            yield describe(first), describe(other)
 
 
 def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:

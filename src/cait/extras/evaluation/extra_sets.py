@@ -1,6 +1,5 @@
 """Further evaluation sets: of the model's classes, as ImageNet-V2, or of some, as ImageNet-A and -R; ReaL's labels."""
 
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cait.data.dataset import Samples
 from cait.data.folder import FolderSource, class_folders, list_classes
-from cait.data.listing import Files
+from cait.data.table import Images
 from cait.errors import UserError, abbreviate
 
 TEST = "test"
@@ -21,7 +20,7 @@ TEST = "test"
 
 
 class ExtraSet(NamedTuple):
-    samples: Files
+    samples: Images
     only: list[int] | None = None
     """Indices of the classes that it has, if it lacks some; then only these may be predicted."""
 
@@ -35,16 +34,18 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    found, indices = [*class_folders(root)], [str(index) for index in range(len(names))]
-    if {*found} == {*indices} != {*names}:
-        return ExtraSet(list_classes(root, indices))
-    places = {name: index for index, name in enumerate(names)}
-    if unknown := [name for name in found if name not in places]:
+    folders = [*class_folders(root)]
+    indices = [str(index) for index in range(len(names))]
+    if {*folders} == {*indices} != {*names}:
+        return ExtraSet(list_classes([root], indices, root))
+    index_of = {name: index for index, name in enumerate(names)}
+    if unknown := [name for name in folders if name not in index_of]:
         raise UserError(f"{root} holds class folders that the model does not know: {abbreviate(unknown)}")
-    if not found:
+    if not folders:
         raise UserError(f"{root} holds no class folders")
-    samples, only = list_classes(root, found), [places[name] for name in found]
-    samples.labels = array("q", (only[label] for label in samples.labels))
+    only = [index_of[name] for name in folders]
+    listed = list_classes([root], folders, root)
+    samples = Images((path, only[label]) for path, label in listed)
     return ExtraSet(samples, only if len(only) < len(names) else None)
 
 

@@ -9,7 +9,7 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, Splits, class_folders, not_listed, scan_flat
-from cait.data.listing import Files
+from cait.data.table import Images
 from cait.errors import UserError, printable, tell
 from cait.extras import networks
 from cait.guards import trust
@@ -49,12 +49,12 @@ def features(arguments: list[str], program: Program) -> None:
     print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
 
 
-def listed(root: Path) -> tuple[Files, list[str]]:
+def listed(root: Path) -> tuple[Images, list[str]]:
     """The images of a folder, those to train on first, and its classes; without classes the labels are -1."""
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or len(class_folders(source.split_folders()[0])) < 2:
         return scan_flat(root), []
-    images = source.all_images()
-    if source.left_out:
-        tell(f"{root}{not_listed(source.left_out)}")
+    images = source.images
+    if images.left_out:
+        tell(f"{root}{not_listed(images.left_out)}")
     return images, source.class_names

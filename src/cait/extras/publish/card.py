@@ -75,7 +75,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
         raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
     images = state.get("depends_on", {}).get("training pictures")
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
-    config = saved.of_run(folder)
+    config = saved.run_settings(folder)
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
     card = text(repo, scored, about, config, images, given.license, plugins.results(folder))

@@ -77,7 +77,7 @@ def from_file_or_run(source: str, name: str | None = None) -> Weights:
 
 
 def from_run(path: Path, folder: Path) -> Weights:
-    name = saved.of_run(folder)["model"]["name"]
+    name = saved.run_settings(folder)["model"]["name"]
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large

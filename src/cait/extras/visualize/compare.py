@@ -24,7 +24,7 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
     folders = {name: rundir.folder_of(name) for name in given.runs}
-    settings = [flatten(saved.of_run(folder)) for folder in folders.values()]
+    settings = [flatten(saved.run_settings(folder)) for folder in folders.values()]
     logged = {name: curves.read(folder) for name, folder in folders.items()}
     if len(folders) > 1:
         _print("setting", [*folders], differing(settings))

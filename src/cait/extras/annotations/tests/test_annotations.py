@@ -25,6 +25,7 @@ from cait.cli import main
 from cait.cli.loading import load as cait_load
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
+from cait.data.table import write_held_out
 from cait.data.transforms import Mixing
 from cait.errors import UserError
 from cait.extras.annotations.multi_label import MultiLabel, MultiLabelLoss
@@ -359,6 +360,21 @@ def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["resume", "fold", "--trainer.max_epochs=2", "--data.fold=1"])
     assert "leave out --data.fold, which was 0, or start a new run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings", [{"folds": 3, "fold": 1}, {"group_by": r"(\d)\.png", "folds": 4}, {}, {"marks": False}]
+)
+def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(settings: dict, here: Path) -> None:
+    """In the same order, with the list of what it held out alone."""
+    table = write_table()
+    if not settings.pop("marks", True):  # a share of each class validates
+        Path(table).write_text("\n".join(line.rpartition(",")[0] for line in Path(table).read_text().splitlines()))
+    first, again = (open_source("data/digits", labels=table, **settings) for _ in range(2))
+    write_held_out(Path("held.csv"), first.val, "data/digits", first.label_names)
+    again.choose = None
+    again.keep(Path("held.csv"))
+    assert ([*again.train], [*again.val]) == ([*first.train], [*first.val])
 
 
 def test_a_folder_of_three_splits_is_scored_as_three(here: Path, digits_root: Path) -> None:

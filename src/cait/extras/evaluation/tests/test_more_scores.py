@@ -18,7 +18,7 @@ from timm.data.real_labels import RealLabelsImagenet
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cait.data.listing import Files
+from cait.data.table import Images
 from cait.errors import UserError
 from cait.extras.evaluation import extra_sets, scorer
 from cait.extras.evaluation.extra_sets import open_extra, real_labels
@@ -113,10 +113,10 @@ def test_a_set_that_cannot_be_scored_is_told_in_one_line(place: Path) -> None:
 
 def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     paths = [f"val/ILSVRC2012_val_{1 + number * 7 % 50_000:08d}.JPEG" for number in range(50_000)]
-    labels = real_labels(Files((path, 0) for path in paths))
+    labels = real_labels(Images((path, 0) for path in paths))
     theirs = RealLabelsImagenet(paths).real_labels
     assert [sorted({*row} - {-1}) for row in labels.tolist()] == [sorted(theirs[Path(path).name]) for path in paths]
-    assert real_labels(Files((path, 0) for path in paths[:100])) is None  # a part is scored without ReaL
+    assert real_labels(Images((path, 0) for path in paths[:100])) is None  # a part is scored without ReaL
 
 
 def test_class_folders_go_by_name_or_else_by_index(tmp_path: Path) -> None:
