@@ -27,7 +27,9 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` and `cait eval`",
-    "GROUPS": 'dict[str, str]: {"data": "module:Name"}: a `cait.settings.Group` of settings of "data" or "model"; or '
+    "GROUPS": 'dict[str, str]: {"data": "module:Name"}: a `cait.settings.Group` of settings of "data" or "model"; '
+    "one of the data may have `train_order(data)`, which gives a `cait.data.loader.Order` or None, "
+    "and one that is derived from a group of the core takes its place; or "
     '{"fields": ...}: fields of CaiT, see `cait.model.config.config_class`; or {"network": ...}: a base of '
     "`cait.model.cait.CaiT`, for more methods",
     "TIMM_FIELDS": 'dict[str, str]: {"name": "module:function"}: fields of timm networks; the function is called with '
@@ -160,7 +162,7 @@ def without_use(root: str, settings: dict[str, Any]) -> list[str]:
     used: set[str] = set()
     others: set[str] = set()
     for extra in extras().values():
-        if "data" not in getattr(extra, "GROUPS", {}):
+        if "data" not in getattr(extra, "GROUPS", {}) or not hasattr(extra, "open_source"):
             continue
         names = {*names_in(references.locate(extra.GROUPS["data"]))}
         if extra.open_source(root, settings) is None:

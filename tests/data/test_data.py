@@ -27,7 +27,7 @@ from cait import seeds
 from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import scan_flat
-from cait.data.reading import Reading, UnreadableImages, load_image
+from cait.data.reading import UnreadableImages, load_image
 from cait.data.source import open_source
 from cait.errors import UserError
 
@@ -387,11 +387,6 @@ def test_what_is_no_picture_or_too_large_is_refused_by_name(put: Any, words: str
     put(path := tmp_path / "x.png")
     with pytest.raises(UserError, match=f"^cannot read the image {path}: .*{words}"):
         load_image(path)
-
-
-def test_a_reader_of_ones_own_returns_planes() -> None:
-    with pytest.raises(UserError, match=r"the reader operator:is_ must return a tensor .*, not bool"):
-        load_image("x.png", reading=Reading(reader="operator:is_"))
 
 
 def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, prepared: bool) -> None:

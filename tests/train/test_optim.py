@@ -135,6 +135,21 @@ def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached() -> N
     assert taken == pytest.approx([closed_form(step, 0, 10) for step in range(10)], rel=1e-12)
 
 
+@pytest.mark.parametrize(("step", "total"), [(7, 80), (20, 40), (39, 41), (6, 9), (30, 31)])
+def test_a_bent_cosine_goes_on_at_the_rate_where_it_stands(step: int, total: int) -> None:
+    before = Length(5, 40, limits=(4, -1))
+    bent = Length(3, total, limits=(4, -1)).bent_through(step, before)
+    assert (bent.total, bent.limits) == (total, (4, -1))
+    at_step = [closed_form(step, length.warmup, length.total) for length in (before, bent)]
+    assert at_step[1] == pytest.approx(at_step[0], rel=1e-12)
+    optimizer, schedule = scheduled(5, 40)
+    schedule.measure = lambda: Length(3, total, limits=(4, -1))
+    state = schedule.state_dict() | {"last_epoch": step, "length": (5, 40, (4, -1))}
+    schedule.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(at_step[0], rel=1e-12)
+    assert rates(optimizer, schedule, total - step)[-1] == pytest.approx(1e-5, rel=1e-9)
+
+
 @pytest.mark.parametrize("warmup", [2, 5, 39])
 def test_it_is_lightning_bolts_schedule(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Their package cannot be imported beside this Lightning: run the one file, without its decorator that warns.

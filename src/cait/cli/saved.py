@@ -40,10 +40,10 @@ def data_settings(folder: Path) -> Settings:
 
 def image_settings(settings: Settings) -> Settings:
     """Those of a data module's settings that say where its images are and how they are prepared."""
+    from cait.data.datamodule import PREPARATION
     from cait.data.folder import Splits
-    from cait.data.transforms import Preprocessing
 
-    names = {"class_names", *names_in(Splits), *names_in(Preprocessing)}
+    names = {"class_names", *names_in(Splits), *names_in(PREPARATION)}
     return {name: value for name, value in settings.items() if name in names}
 
 

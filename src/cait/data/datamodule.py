@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from cait import cores, loops, plugins, references, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, not_listed
-from cait.data.loader import Balanced, Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
+from cait.data.loader import Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
 from cait.data.table import write_held_out
@@ -34,6 +34,10 @@ EVAL_BATCH = 128
 @dataclass(frozen=True)
 class DataSettings(*plugins.groups("data"), Mixing, Augmentation, Loading, Preprocessing, Splits):  # type: ignore[misc]
     """All settings of the data, those of extras too."""
+
+
+PREPARATION = next((kind for kind in plugins.groups("data") if issubclass(kind, Preprocessing)), Preprocessing)
+"""The settings that say how an image is prepared: an extra's that are derived from the core's, or the core's."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -69,8 +73,7 @@ class ImageNetDataModule(LightningDataModule):
         super().__init__()
         check_names(self, DataSettings, settings)
         self.settings = DataSettings(*first, **settings)
-        is_own = self.settings.reader or self.has_own_eval_transform
-        if self.settings.in_chans not in (1, 3) and not is_own:
+        if self.settings.in_chans != self.settings.channels and not self.has_own_eval_transform:
             why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
             raise UserError(f"--model.fields.in_chans {self.settings.in_chans}: {why}")
         root = self.settings.root
@@ -117,7 +120,7 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def preprocessing(self) -> Settings:
         """The settings that say how an image is prepared, as checkpoints hold them."""
-        return values(self.settings, Preprocessing)
+        return values(self.settings, PREPARATION)
 
     # Classes and images
 
@@ -151,21 +154,26 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        of_labels, sets = torch.bincount(self._train_labels, minlength=len(self.label_names)), self._label_sets
+        of_labels, sets = torch.bincount(self.train_labels, minlength=len(self.label_names)), self._label_sets
         counts = of_labels if sets is None else of_labels.double() @ sets.cpu().double()
         return counts.long().tolist()
 
     @cached_property
     def order(self) -> Order:
-        """The order of the training images. Raises UserError if it does not suit the source."""
-        if self.settings.balance is None:
-            return getattr(self.source, "order", None) or Published(len(self.source.train))
-        if self._label_sets is not None:
-            raise UserError("data.balance is for one class per image; for several give --model.class_weights balanced")
-        return Balanced(self._train_labels, self.settings.balance)
+        """The order of the training images: an extra's, the source's, or all shuffled.
+
+        Raises UserError if an extra's order does not suit the source.
+        """
+        for group in plugins.groups("data"):
+            if hasattr(group, "train_order"):
+                order = group.train_order(self.settings, self)
+                if order is not None:
+                    return order
+        return getattr(self.source, "order", None) or Published(len(self.source.train))
 
     @property
-    def _train_labels(self) -> Tensor:
+    def train_labels(self) -> Tensor:
+        """The label of each training image [N]. Raises UserError if only opening every image tells it."""
         labels = getattr(self.source.train, "labels", None)
         if labels is None:
             raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
@@ -393,9 +401,14 @@ class ImageNetDataModule(LightningDataModule):
         """Raise UserError if a run, by this part of its checkpoint, has an evaluation transform that is not here."""
         if state.get("preprocessing", {}) is None and not self.has_own_eval_transform:
             name = state["depends_on"].get("class of the data module")
-            raise UserError(
-                f"the run prepares images by its own {name}: take the script that has it in place of `cait`"
-            )
+            problem = f"the run prepares images by its own {name}"
+            raise UserError(f"{problem}: take the script that has it in place of `cait`")
+        self._check_reader(state)
+
+    def _check_reader(self, state: dict[str, Any]) -> None:
+        reader = (state.get("preprocessing") or {}).get("reader")
+        if reader is not None and "reader" not in self.preprocessing:
+            raise UserError(f"the run reads images by {reader}, which needs an extra that is not here")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
@@ -407,6 +420,7 @@ class ImageNetDataModule(LightningDataModule):
         if not trains:
             self.check_prepares(state_dict)
             return
+        self._check_reader(state_dict)
         before = _resume_facts(state_dict)
         for name, value in _resume_facts(self.state_dict()).items():
             saved = before.get(name, value)

@@ -5,12 +5,11 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -56,9 +55,9 @@ class MapSamples:
         try:
             item = self.dataset[index]
         except Exception as error:
-            if not UnreadableImageError.is_said_by(error):
-                raise
-            raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
+            if UnreadableImageError.is_said_by(error):
+                raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
+            raise
         try:
             image, label = item
             label = operator.index(label)
@@ -103,37 +102,40 @@ class TrainImages(Dataset[tuple[Any, int]]):
     def __getitems__(self, keys: list[Key]) -> list[tuple[Any, int]]:
         """The images of a batch; repeats that follow each other share one decoding."""
         items = []
-        for index, repeats in ((index, list(group)) for index, group in groupby(keys, key=lambda key: key[1])):
-            opened = None
+        for index, group in groupby(keys, key=operator.itemgetter(1)):
+            repeats = list(group)
+            decoded = None
             if len(repeats) > 1:
                 with suppress(UnreadableImageError):  # each repeat will meet it again
-                    opened = self._open(index, repeats[0], True)
-            items += [self._augmented(key, opened) for key in repeats]
+                    decoded = self._open(index, repeats[0], whole=True)
+            items += [self._augmented(key, decoded) for key in repeats]
         return items
 
     def _open(self, index: int, key: Key, whole: bool = False) -> tuple[Any, int]:
         seed_generators(seeds.image(self.seed, *key))  # a data set of one's own may draw
-        image, label = self.samples[index]
+        raw, label = self.samples[index]
+        name = self.samples.name(index)
         if label < 0:
-            raise UserError(f"the training image {self.samples.name(index)} has no label")
-        return self.open_image(image, self.samples.name(index), whole), label
+            raise UserError(f"the training image {name} has no label")
+        return self.open_image(raw, name, whole), label
 
-    def _augmented(self, key: Key, opened: tuple[Any, int] | None) -> tuple[Any, int]:
-        attempt = 0
-        while True:  # `unreadable` ends it when there is nothing left to read
+    def _augmented(self, key: Key, decoded: tuple[Any, int] | None) -> tuple[Any, int]:
+        for attempt in count():  # `unreadable` ends it when there is nothing left to read
             index = self.index(key, attempt)
             try:
-                image, label = opened or self._open(index, key)
+                image, label = decoded or self._open(index, key)
                 seed_generators(seeds.image(self.seed, *key))
-                pixels = self.transform(image)
-                return channels_last(pixels) if isinstance(pixels, Tensor) else pixels, label
+                return channels_last(self.transform(image)), label
             except UnreadableImageError as error:
                 self.unreadable.note(self.samples.name(index), str(error))
-            opened, attempt = None, attempt + 1
+            decoded = None
+        raise AssertionError  # `count` does not end
 
     def index(self, key: Key, attempt: int) -> int:
         """The image to read for a key: its own first, then at each further attempt another in its place."""
-        return seeds.stand_in(self.seed, *key, attempt) % len(self.samples) if attempt else key[1]
+        if attempt == 0:
+            return key[1]
+        return seeds.stand_in(self.seed, *key, attempt) % len(self.samples)
 
 
 @dataclass(eq=False)
@@ -154,16 +156,17 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         seed_generators(seeds.image(0, 0, index, 0))
+        name = self.samples.name(index)
         try:
             raw, label = self.samples[index]
-            image = load_image(raw, self.samples.name(index), self.reading)
+            image = load_image(raw, name, self.reading)
         except UnreadableImageError as error:
-            self.unreadable.note(self.samples.name(index), str(error))
-            planes = torch.zeros(self.reading.in_chans, 8, 8)
-            image, label = planes if self.reading.reader else Image.new("RGB", (8, 8)), NO_LABEL
+            self.unreadable.note(name, str(error))
+            image, label = self.reading.blank(), NO_LABEL
         return channels_last(self.transform(image)), label
 
 
-def channels_last(pixels: Tensor) -> Tensor:
-    """uint8 [3, S, S] as [S, S, 3], which workers send on; float32 stays as it is."""
-    return pixels.permute(1, 2, 0) if pixels.dtype == torch.uint8 else pixels
+def channels_last(pixels: Any) -> Any:
+    """uint8 [3, S, S] as [S, S, 3], which workers send on; anything else stays as it is."""
+    is_image = isinstance(pixels, Tensor) and pixels.dtype == torch.uint8
+    return pixels.permute(1, 2, 0) if is_image else pixels

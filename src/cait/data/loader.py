@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
@@ -17,8 +17,6 @@ from cait.settings import Group, In
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
-POWERS = {"sqrt": 0.5, "full": 0.0}
-"""A class of n images gets a share of an epoch that grows with n to this power."""
 READY = 2
 """Batches that each loader process has ready."""
 MOST_WORKERS = 1024
@@ -45,9 +43,6 @@ class Loading(Group):
     repeats: Annotated[int, In("[1, inf)")] = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. An epoch is as
     long as without it."""
-    balance: Literal["sqrt", "full"] | None = None
-    """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
-    share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
     num_workers: Annotated[int | None, In(f"[0, {MOST_WORKERS}]")] = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
@@ -82,45 +77,7 @@ class Published:
         return torch.randperm(self.length, generator=generator)
 
 
-@dataclass(frozen=True)
-class Balanced:
-    """As many images as the set has, the classes' shares of them closer to each other.
-
-    Images of a small class come several times. Within a class, the counts of two images differ by at most one.
-    """
-
-    labels: Tensor
-    """The class of each image."""
-    balance: str
-    """One of `POWERS`."""
-
-    @property
-    def name(self) -> str:
-        return f"balanced {self.balance}"
-
-    def __call__(self, generator: torch.Generator) -> Tensor:
-        """Go through each class in shuffled turns up to its share, cut the last turn, then shuffle all."""
-        counts = self.labels.unique(return_counts=True)[1].tolist()
-        members = self.labels.argsort(stable=True).split(counts)
-        drawn = []
-        for images, share in zip(members, shares(counts, POWERS[self.balance]), strict=True):
-            for start in range(0, share, len(images)):
-                turn = images[torch.randperm(len(images), generator=generator)]
-                drawn.append(turn[: share - start])
-        order = torch.cat(drawn)
-        return order[torch.randperm(len(order), generator=generator)]
-
-
-def shares(counts: Sequence[int], power: float) -> list[int]:
-    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders round up."""
-    total, weights = sum(counts), [count**power for count in counts]
-    exact = [total * weight / sum(weights) for weight in weights]
-    whole = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
-        whole[place] += 1
-    return whole
-
-
+@dataclass(eq=False)
 class TrainBatchSampler(Sampler[list[Key]]):
     """Batches of one rank, in the order of the epoch, from any step on.
 
@@ -128,50 +85,53 @@ class TrainBatchSampler(Sampler[list[Key]]):
     Rank r of w takes every w-th entry from r on, so the repeats of one image go to different ranks. As published, the
     epoch is cut at floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that
     is not full is left out. No two keys of an epoch are the same: an image that comes several times in an order has
-    repeat numbers that continue. Without an `order` it is the published one, a seeded permutation.
+    repeat numbers that continue.
     """
 
-    def __init__(
-        self,
-        length: int,
-        batch_size: int,
-        seed: int,
-        repeats: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        order: Order | None = None,
-    ) -> None:
-        self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.rank, self.world_size, self.order = rank, world_size, order or Published(length)
-        self.epoch = self.first_batch = 0
-        usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
-        self.entries = usable // world_size
+    length: int
+    """Images of the data set."""
+    batch_size: int
+    seed: int
+    repeats: int = 1
+    rank: int = 0
+    world_size: int = 1
+    order: Order | None = None
+    """None is the published one, a seeded permutation."""
+    epoch: int = 0
+    first_batch: int = 0
+    """The batch of the epoch to begin with."""
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
-        return self.entries // self.batch_size
+        usable = self.length
+        if self.repeats > 1 and usable >= 256:
+            usable = usable // 256 * 256
+        return usable // self.world_size // self.batch_size
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        order = self.order(torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch)))
-        counted = occurrences(order) * self.repeats
+        generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
+        draw = self.order or Published(self.length)
+        order = draw(generator)
+        first_repeats = occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
-            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)
-            entries = entries * self.world_size + self.rank  # of this rank among those of all ranks
-            places, repeats = entries // self.repeats, entries % self.repeats
-            indices, counts = order[places].tolist(), (repeats + counted[places]).tolist()
-            yield [(epoch, index, repeat) for index, repeat in zip(indices, counts, strict=True)]
+            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
+            entries = entries * self.world_size + self.rank  # among those of all ranks
+            positions = entries // self.repeats
+            repeats = first_repeats[positions] + entries % self.repeats
+            pairs = zip(order[positions].tolist(), repeats.tolist(), strict=True)
+            yield [(epoch, index, repeat) for index, repeat in pairs]
 
 
 def occurrences(order: Tensor) -> Tensor:
     """How often each entry has occurred in `order` before: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
     if order.bincount().max() == 1:  # sorting a million takes half a second
         return torch.zeros_like(order)
-    places = torch.argsort(order, stable=True)
-    ranked = order[places]
-    counted = torch.empty_like(order)
-    counted[places] = torch.arange(len(order)) - torch.searchsorted(ranked, ranked)
-    return counted
+    by_index = order.argsort(stable=True)
+    ranked = order[by_index]
+    counts = torch.empty_like(order)
+    counts[by_index] = torch.arange(len(order)) - torch.searchsorted(ranked, ranked)
+    return counts
 
 
 class ShardSampler(SequentialSampler):

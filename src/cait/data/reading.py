@@ -1,4 +1,4 @@
-"""An image from its file, as RGB or planes; and the images that cannot be read: listed in a file, too many end the run.
+"""Read an image from its file as RGB, and list those that cannot be read; too many of them end the run.
 
 `open_image` opens every picture of this package, so its bounds hold wherever one is read.
 """
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, ClassVar
 
 import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
 from cait.disk import TABLE, in_its_place, open_file
 from cait.errors import UserError, tell
-from cait.references import locate
 from cait.settings import Group, In, Needs
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
@@ -40,8 +39,10 @@ FORMATS = tuple(kind for kind in KINDS if kind in Image.OPEN)
 """Pillow's names of what is opened, whatever a file is called. Pillow knows more: PostScript starts an interpreter."""
 MOST_BYTES = 2**30
 """Size of the largest file that is opened."""
-OPENING, DECODING = (10_000, 2**28), (2**21, 2**26)
-"""Reads and bytes that a decoder may take to open a file, and then to decode it, with 16 bytes more per pixel."""
+OPENING = (10_000, 2**28)
+"""Reads and bytes that a decoder may take to open a file."""
+DECODING = (2**21, 2**26)
+"""Those that it may take to decode it afterwards, with 16 bytes more for each pixel."""
 PADDING = b"\xff" * 1024
 """No JPEG file has so many bytes of padding in a row. Pillow would begin anew at each piece of them."""
 MOST_SCANS = 100
@@ -66,7 +67,7 @@ ORIENTATIONS = {
 
 @dataclass(frozen=True)
 class Reading(Group):
-    """How a file becomes RGB, or by a `reader` planes of numbers."""
+    """How a file becomes an image in RGB. An extra may read other numbers by a class derived from this one."""
 
     exif_orientation: bool = True
     """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
@@ -82,24 +83,43 @@ class Reading(Group):
     None leaves it as it is."""
     in_chans: int = 3
     """Channels of the network. 1 makes images gray, as Pillow's mode L; in RGB, until they are normalized."""
-    reader: str | None = None
-    """What reads images in Pillow's place, as "package.module:function". It is called with an image, mostly a path, and
-    a `Reading`, and returns planes, float32 [in_chans, height, width], NaN where a number is missing."""
-    reader_args: dict[str, Any] | None = None
-    """Arguments for `reader`, which finds them in the `Reading` that it gets."""
+    reader: ClassVar[str | None] = None
+    """What reads images in Pillow's place; None is Pillow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reader_args and self.reader is None:
-            raise UserError("data.reader_args are for data.reader, which is not set")
         with suppress(ValueError):
             if self.background is None or len(ImageColor.getrgb(self.background)) == 3:  # opaque
                 return
         raise UserError(f"background must be a color, as white or '#8090a0', or null; got {self.background!r}")
 
+    @property
+    def channels(self) -> int:
+        """How many channels of an image are normalized."""
+        return 1 if self.in_chans == 1 else 3
+
     def shrinks(self, size: tuple[int, int]) -> bool:
         """Whether an image of this size, in pixels, is halved."""
         return self.shrink is not None and min(size) >= 2 * self.shrink
+
+    def read(self, image: RawImage) -> Any:
+        """Decode an image. Raises any kind of error."""
+        with open_image(image) as opened:
+            if self.shrink is not None and opened is not image:  # it would change the caller's image
+                opened.draft(None, (self.shrink, self.shrink))  # JPEG decoders halve much faster, up to 3 times
+            opened.load()
+            turn = ORIENTATIONS.get(orientation(opened)) if self.exif_orientation else None
+            pixels = _eight_bits(opened)
+            if turn is not None:
+                pixels = pixels.transpose(turn)
+            rgb = _as_rgb(pixels, self.background)
+        while self.shrinks(rgb.size):
+            rgb = rgb.reduce(2)
+        return rgb.convert("L").convert("RGB") if self.in_chans == 1 else rgb
+
+    def blank(self) -> Any:
+        """The image that stands for one that cannot be read."""
+        return Image.new("RGB", (8, 8))
 
 
 AS_SEEN = Reading()
@@ -119,44 +139,49 @@ def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes
 
     Raises OSError if it cannot be opened, UnreadableImageError if it is no regular file or has more than `MOST_BYTES`.
     """
-    if not isinstance(image, str | Path):
-        goes_back = not hasattr(image, "seekable") or image.seekable()
-        return nullcontext(image if goes_back else _kept(image))
-    try:
-        return open_file(image, MOST_BYTES)
-    except UserError as error:
-        raise UnreadableImageError(f"cannot read the image {image}: it{str(error).removeprefix(str(image))}") from error
+    if isinstance(image, str | Path):
+        try:
+            return open_file(image, MOST_BYTES)
+        except UserError as error:
+            problem = str(error).removeprefix(str(image))
+            raise UnreadableImageError(f"cannot read the image {image}: it{problem}") from error
+    if hasattr(image, "seekable") and not image.seekable():  # such as an answer over HTTP
+        image = _buffered(image)
+    return nullcontext(image)
 
 
-def _kept(stream: IO[bytes]) -> IO[bytes]:
-    """What a stream that cannot go back still has to give, such as an answer over HTTP."""
-    held = BytesIO()
-    while part := stream.read(2**20):
-        held.write(part)
-        if held.tell() > MOST_BYTES:
+def _buffered(stream: IO[bytes]) -> IO[bytes]:
+    """All that is left of a stream that cannot go back."""
+    buffer = BytesIO()
+    while chunk := stream.read(2**20):
+        buffer.write(chunk)
+        if buffer.tell() > MOST_BYTES:
             raise UnreadableImageError(f"cannot read the image: it has more than {MOST_BYTES:,} bytes")
-    held.seek(0)
-    return held
+    buffer.seek(0)
+    return buffer
 
 
 class Bounded:
-    """An open file of an image that is read so often and so much at most: small parts may be named by the million.
+    """An open file of an image that is read so often and so much at most: small pieces may be named by the million.
 
     Raises ValueError when it is read more.
     """
 
-    last = b""
-    """What was read last."""
-    is_jpeg = False
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.reads, self.bytes = OPENING
+        self.last = b""
+        """What was read last."""
+        self.is_jpeg = False
 
     def read(self, size: int = -1) -> bytes:
-        data = self.last = self._file.read(min(size, self.bytes + 1) if size >= 0 else self.bytes + 1)
-        self.reads, self.bytes = self.reads - 1, self.bytes - len(data)
-        if min(self.reads, self.bytes) < 0 or (self.is_jpeg and PADDING in data):
+        most = self.bytes + 1  # one more shows that there is more
+        data = self._file.read(most if size < 0 else min(size, most))
+        self.last = data
+        self.reads -= 1
+        self.bytes -= len(data)
+        is_padding = self.is_jpeg and PADDING in data
+        if self.reads < 0 or self.bytes < 0 or is_padding:
             raise ValueError("its file has far more parts or bytes than its pixels need")
         return data
 
@@ -171,69 +196,71 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
         check_size(*image.size)
         yield image
         return
-    with open_bytes(image) as file, Image.open(bounded := Bounded(file), formats=FORMATS) as opened:
-        check_size(*opened.size)
-        if isinstance(opened, JpegImagePlugin.JpegImageFile):
-            bounded.is_jpeg = True
-            if "progressive" in opened.info or bounded.last[:1] != bytes([opened.layers]):  # a scan for some channels
-                place = file.tell()
-                file.seek(0)
-                check_scans(file.read(OPENING[1]))
-                file.seek(place)
-        reads, size = DECODING
-        bounded.reads, bounded.bytes = reads, size + 16 * opened.width * opened.height
-        yield opened
+    with open_bytes(image) as file:
+        bounded = Bounded(file)
+        with Image.open(bounded, formats=FORMATS) as opened:
+            check_size(*opened.size)
+            if isinstance(opened, JpegImagePlugin.JpegImageFile):
+                _check_jpeg(opened, bounded, file)
+            bounded.reads, bounded.bytes = DECODING
+            bounded.bytes += 16 * opened.width * opened.height
+            yield opened
+
+
+def _check_jpeg(opened: JpegImagePlugin.JpegImageFile, bounded: Bounded, file: IO[bytes]) -> None:
+    """Raise ValueError if the file has too many scans, and refuse long padding from now on."""
+    bounded.is_jpeg = True
+    has_all_channels = bounded.last[:1] == bytes([opened.layers])  # in its first scan, whose header was read last
+    if has_all_channels and "progressive" not in opened.info:
+        return
+    position = file.tell()
+    file.seek(0)
+    check_scans(file.read(OPENING[1]))
+    file.seek(position)
 
 
 def check_scans(data: bytes) -> None:
     """Raise ValueError if a JPEG file has more than `MOST_SCANS`: each may take as long as the whole image."""
-    if (scans := data.count(b"\xff\xda")) > MOST_SCANS:
+    scans = data.count(b"\xff\xda")
+    if scans > MOST_SCANS:
         raise ValueError(f"its {scans:,} scans are more than {MOST_SCANS}")
 
 
 def check_size(width: int, height: int) -> None:
     """Raise ValueError if no image of this size is decoded: Pillow's limit, unless it is turned off, and ours."""
+    size = f"its {width:,} × {height:,} pixels"
     most = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+    longer, shorter = max(width, height), min(width, height)
     if width * height > most:
-        raise ValueError(f"its {width:,} × {height:,} pixels are more than {most:,}")
-    if max(width, height) > MOST_ASPECT * min(width, height):
-        raise ValueError(f"one side of its {width:,} × {height:,} pixels is over {MOST_ASPECT:,} times the other")
+        raise ValueError(f"{size} are more than {most:,}")
+    if longer > MOST_ASPECT * shorter:
+        raise ValueError(f"one side of {size} is over {MOST_ASPECT:,} times the other")
 
 
 def load_image(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Any:
     """Read an image in any of `FORMATS` and of Pillow's modes as RGB; errors call it by its path, or else by `name`.
 
-    With a reader it is planes. Raises UnreadableImageError if the file is missing, truncated, too large or no image.
+    An extra's `Reading` may give other numbers. Raises UnreadableImageError if the file is missing, truncated, too
+    large or no image.
     """
     try:
-        if reading.reader is not None:
-            planes = locate(reading.reader)(image, reading)
-            if not (hasattr(planes, "numel") and planes.ndim == 3):
-                wanted = f"a tensor [in_chans, height, width], not {type(planes).__name__}"
-                raise UserError(f"the reader {reading.reader} must return {wanted}")
-            if reading.in_chans not in (0, len(planes)):  # one channel would pass for any number
-                raise ValueError(f"it has {len(planes)} channels, not {reading.in_chans}")
-            return planes
-        with open_image(image) as opened:
-            if reading.shrink is not None and opened is not image:  # it would change the caller's image
-                opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times
-            opened.load()
-            upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None
-            scaled = _eight_bits(opened)
-            rgb = _as_rgb(scaled if upright is None else scaled.transpose(upright), reading.background)
-            while reading.shrinks(rgb.size):
-                rgb = rgb.reduce(2)
-            return rgb.convert("L").convert("RGB") if reading.in_chans == 1 else rgb
+        return reading.read(image)
     except UserError:  # from the data set that it is read from, which cannot go on
         raise
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
-        reason = getattr(error, "strerror", None) or error
-        path = image if isinstance(image, str | Path) else name or "given"
-        if isinstance(error, Image.UnidentifiedImageError):
-            is_tiff = str(path).lower().endswith((".tif", ".tiff"))  # Pillow reads few kinds of floats
-            why = " that Pillow reads: save it with 8 or 16 bits a channel" if is_tiff else ""
-            reason = f"not an image{why or (in_its_place(image) if path is image else '')}"
-        raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
+        path = image if isinstance(image, str | Path) else None
+        raise UnreadableImageError(
+            f"cannot read the image {path or name or 'given'}: {_reason(error, path)}"
+        ) from error
+
+
+def _reason(error: Exception, path: str | Path | None) -> str:
+    """Why an image, perhaps a file, cannot be read."""
+    if not isinstance(error, Image.UnidentifiedImageError):
+        return str(getattr(error, "strerror", None) or error)
+    if str(path).lower().endswith((".tif", ".tiff")):  # Pillow reads few kinds of floats
+        return "not an image that Pillow reads: save it with 8 or 16 bits a channel"
+    return "not an image" + (in_its_place(path) if path else "")
 
 
 def orientation(image: Image.Image) -> int:
@@ -249,23 +276,29 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """Gray of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
     tags = getattr(image, "tag_v2", {})  # TIFF alone has tags
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
-    is_raw, is_signed = image.info.get("compression") == "raw", tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 2
-    if image.mode[0] not in "IF" and not is_signed:
+    is_signed = tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 2
+    is_raw = image.info.get("compression") == "raw"  # libtiff reads the others
+    is_deep_gray = image.mode.startswith(("I", "F"))
+    if not is_deep_gray and not is_signed:
         is_planar = tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
-        if is_planar and bits > 8 and is_raw:  # libtiff reads the others
+        if is_planar and bits > 8 and is_raw:
             raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
         return image
     pixels = np.asarray(image)
-    if is_signed or (image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256)):
+    is_float = image.mode == "F"
+    may_have_32_bits = image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256)
+    if is_signed or may_have_32_bits:
         raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
-    if image.mode == "F" and not is_raw and getattr(tags, "prefix", b"") == b"MM":
+    if is_float and not is_raw and getattr(tags, "prefix", b"") == b"MM":
         raise ValueError("its floating-point numbers are compressed and big-endian, which Pillow reads wrong")
-    least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
+    least, most = pixels.min(), pixels.max()
+    white = 1 if is_float else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
-    gray = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
-    is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # Pillow turns 8 bits alone
-    return Image.fromarray((255 - gray if is_negative else gray).astype(np.uint8))
+    gray = np.rint(255 * pixels) if is_float else pixels >> (bits - 8)
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # white is 0; Pillow turns 8 bits alone
+        gray = 255 - gray
+    return Image.fromarray(gray.astype(np.uint8))
 
 
 def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
@@ -285,10 +318,11 @@ class UnreadableImageError(UserError):
     @staticmethod
     def is_said_by(error: Exception) -> bool:
         """Whether a data set's error says so: it is an error of a file, or of any kind in one of Pillow's decoders."""
-        calls = [Path(call.filename) for call in reversed(traceback.extract_tb(error.__traceback__))]
-        within = takewhile(lambda path: path.parent.name in ("PIL", "pillow_heif"), calls)
-        decodes = any(path.name.lower().endswith(("plugin.py", "imagefile.py")) for path in within)
-        return decodes or isinstance(error, OSError | Image.DecompressionBombError)
+        if isinstance(error, OSError | Image.DecompressionBombError):
+            return True
+        files = [Path(call.filename) for call in traceback.extract_tb(error.__traceback__)]
+        of_pillow = takewhile(lambda file: file.parent.name in ("PIL", "pillow_heif"), reversed(files))
+        return any(file.name.lower().endswith(("plugin.py", "imagefile.py")) for file in of_pillow)
 
 
 HEADER = ["image", "reason"]
@@ -313,22 +347,27 @@ class UnreadableImages:
             return
         self.seen.add(image)
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            row = [image, reason]
-            rows = [row] if self.path.exists() else [HEADER, row]  # two processes may both begin the file
-            # One short write in append mode, so that processes do not write into each other's lines.
-            with self.path.open("a", **TABLE) as file:
-                csv.writer(file).writerows(rows)
+            self._append(self.path, image, reason)
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
+
+    @staticmethod
+    def _append(path: Path, image: str, reason: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [[image, reason]]
+        if not path.exists():  # two processes may both begin the file
+            rows.insert(0, HEADER)
+        # One short write in append mode, so that processes do not write into each other's lines.
+        with path.open("a", **TABLE) as file:
+            csv.writer(file).writerows(rows)
 
     def read(self) -> dict[str, str]:
         """Reason by image, from all processes, since the run was started or resumed."""
         if self.path is None or not self.path.is_file():
             return {}
         with self.path.open(**TABLE) as file:
-            return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2 and row != HEADER}
+            return dict(row for row in csv.reader(file) if len(row) == 2 and row != HEADER)
 
     def check(self) -> int:
         """How many images all processes have noted; this one notes none again. Raises UserError past `limit`."""
@@ -338,7 +377,8 @@ class UnreadableImages:
         return len(reasons)
 
     def _check(self, count: int, reason: str) -> None:
-        if self.limit is not None and count > self.limit:
-            where = f"; they are listed in {self.path}" if self.path else ""
-            remedy = "; to go on without them give a larger --data.max_bad_share"
-            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")
+        if self.limit is None or count <= self.limit:
+            return
+        listed = f"; they are listed in {self.path}" if self.path else ""
+        remedy = "to go on without them give a larger --data.max_bad_share"
+        raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{listed}; {remedy}")

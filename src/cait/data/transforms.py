@@ -22,9 +22,7 @@ from cait.settings import Group, In, Needs, OneOf
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
-FOR_PLANES = ("nearest", "bilinear", "bicubic")
-"""Filters that torch has, which resizes planes."""
-INTERPOLATIONS = (*FOR_PLANES, "box", "hamming", "lanczos")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
 """ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in gray."""
 Erased = tuple[int, int, int, int, int]
@@ -45,61 +43,61 @@ class Preprocessing(Reading):
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the color `mean` around, "squash" resizes both sides."""
     mean: Annotated[Sequence[float], In("(-inf, inf)")] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike.
-    Planes are as their reader makes them."""
+    """Mean for the normalization, for each channel, of pixels in [0, 1]; for gray images one number, or three alike."""
     std: Annotated[Sequence[float], In("(0, inf)")] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalization, given as `mean` is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reader:
-            OneOf(FOR_PLANES).check("interpolation", self.interpolation)
-        is_gray = self.in_chans == 1
-        mean = as_gray(self.mean) if is_gray else [*self.mean]
-        std = as_gray(self.std) if is_gray else [*self.std]
-        channels = self.in_chans if self.reader or is_gray else 3
-        if {len(mean), len(std)} != {channels}:
+        object.__setattr__(self, "mean", self._by_channel(self.mean))
+        object.__setattr__(self, "std", self._by_channel(self.std))
+        channels = self.channels
+        if {len(self.mean), len(self.std)} != {channels}:
             numbers = {1: "one number", 3: "three numbers"}.get(channels, f"{channels} numbers")
-            raise UserError(f"mean and std take {numbers} each; got {mean} and {std}")
-        vars(self).update(mean=mean, std=std)
+            raise UserError(f"mean and std take {numbers} each; got {self.mean} and {self.std}")
+
+    def _by_channel(self, numbers: Sequence[float]) -> list[float]:
+        """A number for each channel; for gray images one that stands for ImageNet's three, or for three alike."""
+        if self.channels > 1:
+            return list(numbers)
+        numbers = GREY.get(tuple(numbers), list(numbers))
+        return numbers[:1] if len(set(numbers)) == 1 else numbers
 
     def transform(self) -> Compose:
-        """timm's evaluation transform, from a PIL image to uint8 [3, S, S], or planes to normalized float32."""
-        how: dict[str, Any] = dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
-        transform: Compose = create_transform(is_training=False, **how, **self.timms())
+        """timm's evaluation transform, from a PIL image to uint8 [3, S, S]."""
+        options = self.timms()
+        options |= dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
+        transform: Compose = create_transform(is_training=False, **options)
         if self.fit == "pad":
-            resize, pad = transform.transforms[:2]
-            resize.get_params, pad.fill = size_to_pad, 0 if self.first else pad.fill
-        return Compose([*self.first, *transform.transforms])
+            resize = transform.transforms[0]
+            resize.get_params = size_to_pad
+        return transform
 
-    @property
-    def first(self) -> list[Callable[[Tensor], Tensor]]:
-        """What comes before timm's transforms, which take planes as they take images."""
-        return [self.normalize] if self.reader else []
+    def train_transform(self, augmentation: "Augmentation") -> Compose:
+        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalized."""
+        stages = create_transform(is_training=True, separate=True, **self.timms(), **augmentation.timms_augmentation())
+        first, policy, final = (stage.transforms for stage in stages)
+        if self.fit != "crop":
+            whole = replace(self, crop_pct=1.0).transform()
+            squared = whole.transforms[-3:-1]  # what makes the image square, without the conversion to a tensor
+            first[:1] = [ShapedCrop(augmentation.scale, augmentation.ratio), *squared]
+        if len(self.mean) == 1:
+            final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
+        return Compose([*first, *policy, *augmentation.own_operations(), *final])
 
-    def normalize(self, planes: Tensor) -> Tensor:
-        """Normalize planes of any size; a missing number becomes 0, the mean."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return ((planes - mean) / std).nan_to_num(0.0, 0.0, 0.0)
-
-    def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image | Tensor:
+    def open(self, raw: RawImage, name: str, whole: bool) -> Any:
         """Open an image for the transforms, for one crop or `whole`."""
         return load_image(raw, name, self)
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
-        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # gray is still in RGB
-        channels = 3
-        if self.first:
-            channels, mean, std = self.in_chans, (0.0,), (1.0,)
-        size = (channels, self.img_size, self.img_size)
-        return dict(input_size=size, interpolation=self.interpolation, mean=mean, std=std)
-
-
-def as_gray(values: Sequence[float]) -> list[float]:
-    """The one number that gray images take in place of three, if those are ImageNet's or alike."""
-    numbers = GREY.get(tuple(values), [*values])
-    return numbers[:1] if len({*numbers}) == 1 else numbers
+        repeats = 3 // len(self.mean)  # gray is still in RGB
+        return dict(
+            input_size=(3, self.img_size, self.img_size),
+            interpolation=self.interpolation,
+            mean=tuple(self.mean) * repeats,
+            std=tuple(self.std) * repeats,
+        )
 
 
 @dataclass(frozen=True)
@@ -139,38 +137,32 @@ class Augmentation(Group):
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
 
-    def train_transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image or planes to float32 [C, img_size, img_size], normalized."""
-        if preprocessing.first and (self.auto_augment or self.color_jitter):
-            raise UserError("auto_augment and color_jitter are for RGB: beside data.reader set both to null")
-        stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms_augmentation())
-        first, policy, final = (stage.transforms for stage in stages)
-        if preprocessing.fit != "crop":
-            squared = replace(preprocessing, crop_pct=1.0).transform().transforms[-3:-1]
-            first[:1] = [ShapedCrop(self.scale, self.ratio), *squared]
-        if len(preprocessing.mean) == 1:
-            final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
-        return Compose([*preprocessing.first, *first, *policy, *self.own_operations(), *final])
-
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
         return [partial(apply_own, path, locate(path)) for path in self.augment_ops or ()]
 
     def timms_augmentation(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
-        same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
-        return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
+        return dict(
+            scale=self.scale,
+            ratio=self.ratio,
+            hflip=self.hflip,
+            auto_augment=self.auto_augment,
+            color_jitter=self.color_jitter,
+            re_prob=self.erase_prob,
+            re_mode="pixel",
+        )
 
 
 def apply_own(path: str, operation: Callable[[Any], Any], image: Any) -> Any:
-    """Apply an augmentation of the user's own. Raises UserError if it makes an image of another kind."""
-    made = operation(image)
-    if (kind := _kind(made)) != _kind(image):
-        raise UserError(f"the augmentation {path} must return {_kind(image)}, as it gets, not {kind}")
-    return made
+    """Apply an augmentation of the user's own. Raises UserError if it makes an image of another type."""
+    augmented = operation(image)
+    if _type(augmented) != _type(image):
+        raise UserError(f"the augmentation {path} must return {_type(image)}, as it gets, not {_type(augmented)}")
+    return augmented
 
 
-def _kind(image: Any) -> str:
+def _type(image: Any) -> str:
     return f"an image in {image.mode} of {image.size}" if isinstance(image, Image.Image) else type(image).__name__
 
 
@@ -194,8 +186,10 @@ class ShapedCrop:
         side = max(width, height)
         square = torch.empty(side, side, device="meta")
         top, left, rows, columns = RandomResizedCropAndInterpolation.get_params(square, self.scale, self.ratio)
-        top, rows = top * height // side, round(rows * height / side)
-        left, columns = left * width // side, round(columns * width / side)
+        top = top * height // side
+        left = left * width // side
+        rows = round(rows * height / side)
+        columns = round(columns * width / side)
         return top, left, max(1, rows), max(1, columns)
 
     def __call__(self, image: Any) -> Any:
@@ -210,12 +204,13 @@ class NormalizeAndErase:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+        self.mean = torch.tensor(mean).view(-1, 1, 1)
+        self.std = torch.tensor(std).view(-1, 1, 1)
 
     def __call__(self, images: Tensor, erased: Sequence[tuple[int, Erased]] = ()) -> Tensor:
         """uint8 [B, S, S, 3] to float32 [B, C, S, S].
 
-        `erased` are pairs (place in the batch, box); each box has noise of its own seed, whatever the batch.
+        `erased` are pairs (index in the batch, box); each box has noise of its own seed, whatever the batch.
         """
         device = images.device
         if self.mean.device != device:  # once: the copy waits for the device
@@ -224,9 +219,10 @@ class NormalizeAndErase:
         images = images.to(torch.float32, memory_format=torch.contiguous_format)
         images = images.div_(255).sub_(self.mean).div_(self.std)
         noise = torch.Generator(device)
-        for place, (seed, top, left, height, width) in erased:
-            box = images[place, :, top : top + height, left : left + width]
-            box.copy_(torch.randn(box.shape, generator=noise.manual_seed(seed), device=device))
+        for index, (seed, top, left, height, width) in erased:
+            noise.manual_seed(seed)
+            box = images[index, :, top : top + height, left : left + width]
+            box.copy_(torch.randn(box.shape, generator=noise, device=device))
         return images
 
 
@@ -261,12 +257,20 @@ class Mixing(Group):
         mixing smoothed ones.
         """
         if labels.ndim == 2:  # mix the numbers of the images, and so learn the share of each in each
-            images, shares = self.mix(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
+            indices = torch.arange(len(labels), device=labels.device)
+            images, shares = self.mix(images, indices, len(labels), seed)
             return images, shares @ labels
         np.random.seed(seed)  # timm draws from numpy's global generator
-        alphas = dict(mixup_alpha=self.mixup, cutmix_alpha=self.cutmix)
-        draws: dict[str, Any] = dict(prob=self.mix_prob, switch_prob=self.mix_switch_prob, mode=self.mix_mode)
-        return Mixup(**alphas, **draws, label_smoothing=0.0, num_classes=num_classes)(images, labels)
+        mixup = Mixup(
+            mixup_alpha=self.mixup,
+            cutmix_alpha=self.cutmix,
+            prob=self.mix_prob,
+            switch_prob=self.mix_switch_prob,
+            mode=self.mix_mode,
+            label_smoothing=0.0,
+            num_classes=num_classes,
+        )
+        return mixup(images, labels)
 
 
 def is_prepared(data: Any) -> bool:

@@ -77,29 +77,34 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
-        if self.average is not None and trainer.world_size > 1:
-            # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
-            for buffer in self.average.buffers():
-                torch.distributed.broadcast(first := buffer.contiguous(), 0)
-                buffer.copy_(first)
+        if self.average is None or trainer.world_size == 1:
+            return
+        # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
+        for buffer in self.average.buffers():
+            first = buffer.contiguous()
+            torch.distributed.broadcast(first, 0)
+            buffer.copy_(first)
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
-        averaged, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
+        weights, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
         # timm averages all tensors by one operation, which takes no mixture of sharded and other tensors.
-        is_mixed = len({type(value) for value in averaged.state_dict().values()}) > 1
+        is_mixed = len({type(value) for value in weights.state_dict().values()}) > 1
         to_dtype = None if dtype == pl_module.dtype else dtype
-        self._averaging = ModelEmaV3(averaged, self.decay, dtype=to_dtype, foreach=not is_mixed)
+        self._averaging = ModelEmaV3(weights, self.decay, dtype=to_dtype, foreach=not is_mixed)
         self.average = self._averaging.module.requires_grad_(False)
         if self._loaded:
-            try:
-                self.average.load_state_dict(self._loaded)
-            except (RuntimeError, TypeError) as error:
-                path = f"the moving average in {pl_module.trainer.ckpt_path}"
-                raise UserError(f"{path} cannot be used: {one_line(error)[:200]}") from error
-            self._loaded = {}
+            self._restore(self.average, pl_module.trainer.ckpt_path)
         self.metrics = pl_module.new_metrics().to(pl_module.device)
+
+    def _restore(self, average: nn.Module, path: Any) -> None:
+        try:
+            average.load_state_dict(self._loaded)
+        except (RuntimeError, TypeError) as error:
+            problem = one_line(error)[:200]
+            raise UserError(f"the moving average in {path} cannot be used: {problem}") from error
+        self._loaded = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step
@@ -110,11 +115,12 @@ class EMA(Callback):
             self._averaging.update(pl_module.model)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        if self.average is not None:
-            images, labels = batch
-            with torch.no_grad(), trainer.precision_plugin.forward_context():
-                self.logits = network.logits_of(self.average, images)
-                self.metrics.update(self.logits, labels)
+        if self.average is None:
+            return
+        images, labels = batch
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            self.logits = network.logits_of(self.average, images)
+            self.metrics.update(self.logits, labels)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
@@ -122,9 +128,12 @@ class EMA(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Say so if the average is far behind: its decay is too large for so few steps."""
-        name, scored = pl_module.task.metric, trainer.callback_metrics
-        raw, average = (float(scored.get(f"{part}/{name}", math.nan)) for part in (ckpt.VAL, ckpt.VAL_EMA))
-        if self.decay is not None and average < NEAR * raw:
+        if self.decay is None:
+            return
+        name, metrics = pl_module.task.metric, trainer.callback_metrics
+        average = float(metrics.get(f"{ckpt.VAL_EMA}/{name}", math.nan))
+        raw = float(metrics.get(f"{ckpt.VAL}/{name}", math.nan))
+        if average < NEAR * raw:
             figures = f"{name} is {average:.4g}, of the raw weights {raw:.4g}"
             rank_zero_info(f"warning: the moving average is far behind: {figures}; take a smaller --ema.decay")
 

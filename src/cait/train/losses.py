@@ -27,8 +27,9 @@ class BinaryCrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        present = targets > 0 if targets.ndim == 2 else F.one_hot(targets, logits.shape[1])
-        smoothed = (1 - self.label_smoothing) * present.to(logits.dtype) + self.label_smoothing / logits.shape[1]
+        num_classes = logits.shape[1]
+        present = targets > 0 if targets.ndim == 2 else F.one_hot(targets, num_classes)
+        smoothed = (1 - self.label_smoothing) * present.to(logits.dtype) + self.label_smoothing / num_classes
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
@@ -68,8 +69,9 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation
     logits, teacher_logits = logits.float(), teacher_logits.float()
     if kind == "hard":
         return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
-    student, teacher = ((side / tau).log_softmax(dim=1) for side in (logits, teacher_logits))
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * tau**2
+    student = (logits / tau).log_softmax(dim=1)
+    teacher = (teacher_logits / tau).log_softmax(dim=1)
+    return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 TAUGHT = Needs("distillation", "distillation", lambda distillation: distillation != "none")
@@ -105,7 +107,8 @@ class DistillationSettings(Group):
     def distills(self) -> bool:
         return self.distillation != "none"
 
-    def distilled_loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
-        of_teacher = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
-        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * of_teacher
+    def distilled_loss(self, label_loss: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """(1 - α) · `label_loss` + α · the teacher's loss, on logits [B, num_classes] of both."""
+        alpha = self.distillation_alpha
+        teacher_loss = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
+        return (1 - alpha) * label_loss + alpha * teacher_loss

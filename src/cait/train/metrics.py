@@ -42,8 +42,7 @@ class Counts(Metric):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes] in float32, labels [B]."""
         right = (logits.argmax(dim=1) == labels).long()
-        of_images = torch.stack([torch.ones_like(right), right], dim=1)  # [B, 2], as `classes` counts them
-        self.classes.index_add_(0, labels, of_images)
+        self.classes.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
         best = logits.topk(min(5, logits.shape[1])).indices
         self.right_in_5 += (best == labels[:, None]).sum()
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
@@ -53,7 +52,8 @@ class Counts(Metric):
         """(images, correct) of each class, [num_classes, 2], and the figures by name."""
         images, right = self.classes.sum(dim=0)
         figures = {"loss": self.loss / images, "acc1": 100 * (right / images)}
-        if len(self.classes) >= 5:  # any answer is among the five of fewer
+        has_five = len(self.classes) >= 5  # any answer is among the five of fewer
+        if has_five:
             figures["acc5"] = 100 * (self.right_in_5 / images)
         return self.classes.clone(), figures
 
@@ -76,9 +76,9 @@ class EvalMetrics(nn.Module):
         super().__init__()
         self.counter: Any = self._make(num_classes)
         size = {self.SIZE: num_classes}
-        # No ModuleDict, because it refuses names such as "keys".
-        self._names = list(own or {})
-        self._own = nn.ModuleList(_metric(name, path, size) for name, path in (own or {}).items())
+        self.own = {name: _metric(name, path, size) for name, path in (own or {}).items()}
+        """The user's own metrics by name."""
+        self._own = nn.ModuleList(self.own.values())  # no ModuleDict, because it refuses names such as "keys"
         self.with_macro = per_class
         self.per_class = torch.zeros(num_classes, 2, dtype=torch.long)
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
@@ -88,11 +88,6 @@ class EvalMetrics(nn.Module):
     def _make(self, num_classes: int) -> Metric:
         """Make what `_standard` reads."""
         return Counts(num_classes)
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """The user's own metrics by name."""
-        return dict(zip(self._names, self._own, strict=True))
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes], labels [B] or [B, num_classes]; those below 0 are not counted."""
@@ -110,19 +105,21 @@ class EvalMetrics(nn.Module):
 
         If the loss is not finite, all of them are NaN.
         """
-        values = {f"{prefix}/{name}": value for name, value in self._standard().items()}
-        self.is_finite = bool(values[f"{prefix}/loss"].isfinite())
+        figures = self._standard()
+        self.is_finite = bool(figures["loss"].isfinite())
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
-            values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
-        is_known = self.is_finite and bool(self.per_class.any())
+            figures["acc1_macro"] = 100 * (correct / images).mean()
+        has_images = bool(self.per_class.any())
         for name, metric in self.own.items():
             with told_as(f"the metric {name} fails"):
-                values[f"{prefix}/{name}"] = _number(metric) if is_known else torch.tensor(torch.nan)
-        for metric in [self.counter, *self._own]:
+                figures[name] = _number(metric) if self.is_finite and has_images else torch.tensor(torch.nan)
+        for metric in [self.counter, *self.own.values()]:
             with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
                 metric.reset()
-        return values if self.is_finite else {name: torch.full_like(value, torch.nan) for name, value in values.items()}
+        if not self.is_finite:
+            figures = {name: torch.full_like(value, torch.nan) for name, value in figures.items()}
+        return {f"{prefix}/{name}": value for name, value in figures.items()}
 
     def _standard(self) -> dict[str, Tensor]:
         """The values that every evaluation has, and `per_class`."""
@@ -131,12 +128,15 @@ class EvalMetrics(nn.Module):
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in percent, and their mean."""
-        counted = self.per_class.tolist()
-        shares = [100 * right / images if images and self.is_finite else None for images, right in counted]
-        known = [share for share in shares if share is not None]
-        mean = sum(known) / len(known) if known else None
-        images = int(self.per_class[:, 0].sum())
-        return {"images": images, "per_class": dict(zip(names, shares, strict=True)), "acc1_macro": mean}
+        recalls: list[float | None] = []
+        for images, correct in self.per_class.tolist():
+            recalls.append(100 * correct / images if images and self.is_finite else None)
+        known = [recall for recall in recalls if recall is not None]
+        return {
+            "images": int(self.per_class[:, 0].sum()),
+            "per_class": dict(zip(names, recalls, strict=True)),
+            "acc1_macro": sum(known) / len(known) if known else None,
+        }
 
 
 def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
@@ -158,28 +158,36 @@ def _number(metric: Metric) -> Tensor:
             return torch.tensor(torch.nan)
     if value.numel() != 1:
         raise ValueError(f"it must compute one number, as with average='macro', not {value.numel()}")
-    return value.reshape(()) if value.is_floating_point() else value.reshape(()).float()
+    value = value.reshape(())
+    return value if value.is_floating_point() else value.float()
 
 
-def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:
+Mode = Literal["max", "min"]
+
+
+def best_mode(metric: str, own: Mapping[str, Any]) -> Mode | None:
     """Whether the largest ("max") or the smallest value of a metric is the best; None if nothing says so.
 
     One of the user's `own` says it by torchmetrics' `higher_is_better`, any other by its name, as "val/loss". They are
     given by name: as `EvalMetrics.own`, or paths as in `--model.metrics`.
     """
-    found = own.get(metric.rpartition("/")[2])
-    is_better = getattr(locate(found) if isinstance(found, str) else found, "higher_is_better", None)
-    if not isinstance(is_better, bool):
-        words = {*re.findall(r"[^\W_]+", metric.lower())}
-        if bool(words & HIGHER) == bool(words & LOWER):
-            return None
-        is_better = bool(words & HIGHER)
-    return "max" if is_better else "min"
+    measure = own.get(metric.rpartition("/")[2])
+    if isinstance(measure, str):
+        measure = locate(measure)
+    is_better = getattr(measure, "higher_is_better", None)
+    if isinstance(is_better, bool):
+        return "max" if is_better else "min"
+    words = set(re.findall(r"[^\W_]+", metric.lower()))
+    has_high, has_low = bool(words & HIGHER), bool(words & LOWER)
+    if has_high == has_low:
+        return None
+    return "max" if has_high else "min"
 
 
-def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
+def known_mode(metric: str, own: Mapping[str, Any]) -> Mode:
     """`best_mode`, or a UserError if nothing says it."""
-    if (mode := best_mode(metric, own)) is None:
+    mode = best_mode(metric, own)
+    if mode is None:
         raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
     return mode
 
@@ -189,10 +197,12 @@ def metric_of_best(asked: str | None, usual: str, has_average: bool) -> str:
 
     Raises UserError if one of an average is asked for, and there is none.
     """
-    if asked is not None and asked.startswith(f"{ckpt.VAL_EMA}/") and not has_average:
+    if asked is None:
+        return f"{ckpt.VAL_EMA if has_average else ckpt.VAL}/{usual}"
+    if asked.startswith(f"{ckpt.VAL_EMA}/") and not has_average:
         raw = asked.replace(ckpt.VAL_EMA, ckpt.VAL, 1)
         raise UserError(f"--best_metric {asked} is of a moving average: give --ema.decay, or --best_metric {raw}")
-    return asked or f"{ckpt.VAL_EMA if has_average else ckpt.VAL}/{usual}"
+    return asked
 
 
 Best = list[dict[str, Any]]
@@ -233,16 +243,19 @@ class OneClass:
         """
         if not probabilities.isfinite().all():
             raise UserError("the network's answers are not finite")
-        best = probabilities.topk(min(top_k or 5, probabilities.shape[1]))
-        return [
-            [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(values, indices, strict=True)]
-            for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        values, indices = probabilities.topk(min(top_k or 5, probabilities.shape[1]))
+        answers: list[Best] = []
+        for row in zip(values.tolist(), indices.tolist(), strict=True):
+            best = [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(*row, strict=True)]
+            answers.append(best)
+        return answers
 
 
 def task_named(name: str | None, num_classes: int) -> Any:
     """The task of a name; None is `OneClass`. Raises UserError if no extra has it."""
+    if name is None:
+        return OneClass(num_classes)
     tasks = plugins.by_name("TASKS")
-    if name is not None and name not in tasks:
+    if name not in tasks:
         raise UserError(f"the network's task is {name}, which needs an extra that is not here")
-    return locate(tasks[name])(num_classes) if name else OneClass(num_classes)
+    return locate(tasks[name])(num_classes)

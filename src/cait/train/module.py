@@ -73,8 +73,39 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
 
+def top1(logits: Tensor, targets: Tensor) -> Tensor:
+    """Percent of images whose most probable class has the largest share; NaN of no image.
+
+    Targets are labels [B], below 0 for an image that is not counted, or shares [B, num_classes], none for such a one.
+    """
+    best = logits.argmax(dim=1)
+    if targets.ndim == 2:
+        largest = targets.amax(dim=1)
+        right = targets.gather(1, best[:, None])[:, 0] == largest
+        counted = largest > 0
+    else:
+        right = best == targets
+        counted = targets >= 0
+    return 100 * (right & counted).sum() / counted.sum()
+
+
 class CaiTModule(LightningModule):
     """A network with its loss, optimizer and schedule.
+
+    A step of `cait fit` is, in this order, with the function that does each:
+
+    1. normalize, erase and mix the batch: `ImageNetDataModule.on_after_batch_transfer`
+    2. seed dropout and stochastic depth: `callbacks.StepSeed.on_train_batch_start`
+    3. forward and loss: `training_step`
+    4. backward: `backward`; then 1 to 4 again for each batch that is accumulated
+    5. guard: `guards.nonfinite.NonFiniteGuard.on_before_optimizer_step` measures the gradient's norm, and skips 7 if it
+       is not finite
+    6. clip by that norm: `configure_gradient_clipping`
+    7. step: `optimizer_step`
+    8. schedule: `optim.WarmupSchedule.step`
+    9. moving average: `callbacks.EMA.on_train_batch_end`
+    10. validate, when it is due: `validation_step`, `on_validation_epoch_end`, and those of `callbacks.EMA`
+    11. save, when it is due: `run.checkpoints`
 
     With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Neither
     checkpoints nor the moving average include the teacher.
@@ -262,42 +293,47 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        if (got := network.kind_of(logits := self(images))) != [len(images), self.num_classes]:
-            remedy = f"try --model.fields.aux_logits false, or have it return logits alone, not {got}"
-            raise UserError(f"{self.name} gives no logits in training: {remedy}")
-        logits = precise(logits)
-        with told_as(f"the loss {self.settings.loss} fails"):
-            loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
-            if not (isinstance(loss, Tensor) and loss.numel() == 1):
-                raise TypeError(f"it must return a tensor of one number, not {network.kind_of(loss)}")
-        loss = loss.reshape(())
+        logits = self._training_logits(images)
+        loss = self._label_loss(logits, targets)
         if self.teacher is not None:
             loss = self.settings.distilled_loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
+    def _training_logits(self, images: Tensor) -> Tensor:
+        """Logits [B, num_classes] in float32 at least. Raises UserError if the network returns something else."""
+        logits = self(images)
+        shape = network.kind_of(logits)
+        if shape != [len(images), self.num_classes]:
+            remedy = f"try --model.fields.aux_logits false, or have it return logits alone, not {shape}"
+            raise UserError(f"{self.name} gives no logits in training: {remedy}")
+        return precise(logits)
+
+    def _label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of the labels []. Raises UserError if one of the user's own fails."""
+        if targets.is_floating_point():
+            targets = targets.to(logits.dtype)
+        with told_as(f"the loss {self.settings.loss} fails"):
+            loss = self.loss(logits, targets)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise TypeError(f"it must return a tensor of one number, not {network.kind_of(loss)}")
+        return loss.reshape(())
+
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
-        """Log a step's loss, and top-1: the class with the largest share counts. An image without a class does not."""
+        """Log the loss and accuracy of a step, over the batches that it accumulates and all processes."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
-        best = logits.argmax(dim=1)
-        if targets.ndim == 2:
-            share, most = targets.gather(1, best[:, None])[:, 0], targets.amax(dim=1)
-            right, counted = share == most, most > 0
-        else:
-            right, counted = best == targets, targets >= 0
-        acc1 = 100 * (right & counted).sum() / counted.sum()  # NaN of no image
-        self.figures = torch.stack([loss, acc1.to(loss)])
+        self.figures = torch.stack([loss, top1(logits, targets).to(loss)])
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._figures_of_step = []
         self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        of_process = torch.stack(self._figures_of_step).nanmean(dim=0)
-        step = self.trainer.strategy.reduce(of_process, reduce_op="mean")
+        mean = torch.stack(self._figures_of_step).nanmean(dim=0)
+        loss, acc1 = self.trainer.strategy.reduce(mean, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
         highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
         rate = torch.full((), highest, dtype=torch.float32, device=self.device)
-        self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
+        self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, on_step=True)
 
     def is_logged(self) -> bool:
         """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
@@ -311,14 +347,15 @@ class CaiTModule(LightningModule):
         if gradient_clip_algorithm == "value":
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
-            norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
-            clip_grads_with_norm_([*self.trainer.precision_plugin.main_params(optimizer)], gradient_clip_val, norm)
+            norm = self.grad_norm if self.grad_norm is not None else self.gradient_norm(optimizer)
+            weights = [*self.trainer.precision_plugin.main_params(optimizer)]
+            clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
         weights = self.trainer.precision_plugin.main_params(optimizer)
-        norm = get_total_norm([precise(weight.grad) for weight in weights if weight.grad is not None])
-        return whole_tensor(norm) / self.gradient_scale(optimizer)
+        gradients = [precise(weight.grad) for weight in weights if weight.grad is not None]
+        return whole_tensor(get_total_norm(gradients)) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
         """The factor by which the gradients of `optimizer` are multiplied now, as under 16-mixed a fused one's are."""
@@ -329,9 +366,9 @@ class CaiTModule(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The last step of an epoch may have fewer batches than Lightning has divided the loss by."""
-        trainer, every = self.trainer, self.trainer.accumulate_grad_batches
-        rest = trainer.num_training_batches % every
-        if rest and trainer.fit_loop.batch_idx >= trainer.num_training_batches - rest:
+        batches, every = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        rest = batches % every
+        if rest and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (every / rest)
         super().backward(loss, *args, **kwargs)
 

@@ -1,9 +1,12 @@
 """The optimizer, its parameter groups, and the learning rate of every step."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import timm.optim
@@ -34,17 +37,18 @@ class OptimizerSettings(Group):
 
     def build_optimizer(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
-        name, given = self.optimizer, dict(self.optimizer_args or {})
-        default = 0.05 if name.lower() == "adamw" else 0.0
-        weight_decay = default if self.weight_decay is None else self.weight_decay
-        decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
+        name, arguments = self.optimizer, dict(self.optimizer_args or {})
+        is_adamw = name.lower() == "adamw"
+        weight_decay = self.weight_decay
+        if weight_decay is None:
+            weight_decay = 0.05 if is_adamw else 0.0
         with told_as(f"optimizer {name}"):  # unknown arguments, packages that are not installed
-            if name.lower() == "adamw":
-                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **{"fused": True} | given)
-            elif references.is_path(name):
-                optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
+            if is_adamw or references.is_path(name):
+                make: Any = partial(torch.optim.AdamW, fused=True) if is_adamw else references.locate(name)
+                optimizer = make(param_groups(network, weight_decay, self.layer_decay), lr=lr, **arguments)
             else:
-                optimizer = timm.optim.create_optimizer_v2(network, opt=name, **given | dict(lr=lr) | decay)
+                arguments |= dict(lr=lr, weight_decay=weight_decay, layer_decay=self.layer_decay)
+                optimizer = timm.optim.create_optimizer_v2(network, opt=name, **arguments)
             if not isinstance(optimizer, Optimizer):
                 raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
             inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
@@ -60,32 +64,44 @@ class OptimizerSettings(Group):
         `before` are the hyper-parameters of the checkpoint's run. Raises UserError if it is another optimizer.
         """
         remedy = "start a new run from its weights with --model.weights"
-        if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
+        name = before.get("optimizer", self.optimizer)
+        if name != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
         groups = self.build_optimizer(network, lr).param_groups
-        settings = {"lr_scale", "fused"}
-        if any(before.get(name) != value for name, value in values(self, OptimizerSettings).items()):
-            arguments = (self.optimizer_args or {}) | (before.get("optimizer_args") or {})
-            settings |= {"weight_decay", "betas", "eps", *arguments}
-        sizes = [len(group["params"]) for group in groups]
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        sizes = _sizes(groups)
+        changed = self._changed(before)
         for state in states:
-            old = [len(group["params"]) for group in state["param_groups"]]
-            if sizes != old:
-                raise UserError(f"the checkpoint's optimizer has groups of {old} parameters, not {sizes}; {remedy}")
-            for group, new in zip(state["param_groups"], groups, strict=True):
-                group.update({key: new[key] for key in settings & new.keys()})
-            for index, moments in state["state"].items():
-                for key, value in moments.items():
-                    moments[key] = _laid_out_as(parameters[index], value)
+            saved = state["param_groups"]
+            if _sizes(saved) != sizes:
+                problem = f"the checkpoint's optimizer has groups of {_sizes(saved)} parameters, not {sizes}"
+                raise UserError(f"{problem}; {remedy}")
+            for old, new in zip(saved, groups, strict=True):
+                old |= {name: new[name] for name in changed & new.keys()}
+            _lay_out(state["state"], [parameter for group in groups for parameter in group["params"]])
+
+    def _changed(self, before: Mapping[str, Any]) -> set[str]:
+        """The names in a parameter group that these settings decide, where those of a run `before` were others."""
+        names = {"lr_scale", "fused"}
+        if any(before.get(name) != value for name, value in values(self, OptimizerSettings).items()):
+            names |= {"weight_decay", "betas", "eps"}
+            names |= (self.optimizer_args or {}).keys() | (before.get("optimizer_args") or {}).keys()
+        return names
 
 
-def _laid_out_as(parameter: Tensor, value: Any) -> Any:
-    """A moment in its parameter's memory format: the fused AdamW takes the numbers of both as they lie in memory."""
-    is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
-    if not is_moment or value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+def _sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _lay_out(state: dict[int, dict[str, Any]], parameters: list[Tensor]) -> None:
+    """Give each moment its parameter's memory format: the fused AdamW takes the numbers of both as they lie."""
+    for index, moments in state.items():
+        parameter = parameters[index]
+        for name, value in moments.items():
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                continue
+            if value.stride() != parameter.stride():
+                laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                moments[name] = laid_out.copy_(value)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
@@ -136,6 +152,16 @@ class Length(NamedTuple):
     limits: tuple[int, int] = (-1, -1)
     """What it follows from: max_epochs and max_steps."""
 
+    def bent_through(self, step: int, before: Length) -> Length:
+        """This length, with a W' of its own, so that the cosine of W and T `before` goes on at `step` where it stands.
+
+        At step t it has done the share s = (t - W) / (T - W) of its fall, and has to have done it of the new total T':
+
+            (t - W') / (T' - W') = s,   so   W' = (t - s · T') / (1 - s)
+        """
+        share = (step - before.warmup) / (before.total - before.warmup)
+        return self._replace(warmup=(step - share * self.total) / (1 - share))
+
 
 class WarmupSchedule(LRScheduler):
     """Linear warm-up, then a cosine or the peak; stepped after every optimizer step.
@@ -163,44 +189,48 @@ class WarmupSchedule(LRScheduler):
 
     def rate(self, peak: Any) -> Any:
         """The rate of this step, for a group of this peak."""
-        step, warmup = self.last_epoch, min(self.length.warmup, self.length.total)
-        start, end = self.settings.warmup_lr, self.settings.min_lr
+        settings, step = self.settings, self.last_epoch
+        warmup = min(self.length.warmup, self.length.total)  # a run may end within its warm-up
         if step < warmup:
-            return start + step * (peak - start) / max(warmup - 1, 1)
-        if self.settings.schedule == "constant":
+            return settings.warmup_lr + step * (peak - settings.warmup_lr) / max(warmup - 1, 1)
+        if settings.schedule == "constant":
             return peak
-        fall = max(self.length.total - warmup, 1)  # a run may end within its warm-up
-        return end + 0.5 * (peak - end) * (1 + math.cos(math.pi * (step - warmup) / fall))
+        fall = max(self.length.total - warmup, 1)
+        height = 1 + math.cos(math.pi * (step - warmup) / fall)  # from 2 to 0
+        return settings.min_lr + 0.5 * (peak - settings.min_lr) * height
 
     def state_dict(self) -> dict[str, Any]:
         state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
         return state | {"length": tuple(self.length), "schedule": self.settings.schedule}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Follow the settings of now from the step that the run has reached.
-
-        A warm-up that is over stays over. If the rest of the run has become shorter or longer, as with another batch,
-        and its limits are the same, the cosine goes on from where it stands: W moves so that the curve passes through
-        there.
-        """
-        step, before, now = state_dict["last_epoch"], Length(*state_dict["length"]), self.measure()
-        start = before.warmup
-        if self.settings.schedule == "cosine":
-            if state_dict["schedule"] == "constant":
-                start = max(start, step)
-            elif before.limits == now.limits and start < step < before.total != now.total:
-                share = (step - start) / (before.total - start)  # of the fall that is done
-                start = (step - share * now.total) / (1 - share)
-        self.length = now._replace(warmup=start) if before.warmup <= step else now
+        """Follow the settings of now from the step that the run has reached."""
+        step, before = state_dict["last_epoch"], Length(*state_dict["length"])
+        self.length = self._length_from(step, before, state_dict["schedule"])
         self.last_epoch, self._step_count = step, state_dict["_step_count"]
         self._last_lr = self.get_lr()
         for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
             group["lr"], group["initial_lr"] = lr, peak
 
+    def _length_from(self, step: int, before: Length, shape: str) -> Length:
+        """The length from a step on, where it was `before` under a schedule of this shape."""
+        now = self.measure()
+        if step < before.warmup:
+            return now
+        # A warm-up that is over stays over.
+        over = now._replace(warmup=before.warmup)
+        if self.settings.schedule == "constant":
+            return over
+        if shape == "constant":  # the cosine begins here
+            return now._replace(warmup=step)
+        rest_alone_changed = before.limits == now.limits and before.total != now.total  # as with another batch
+        is_falling = before.warmup < step < before.total
+        return now.bent_through(step, before) if rest_alone_changed and is_falling else over
+
 
 def end_after(epochs: int, trainer: Any) -> None:
     """Have a run end after so many epochs, and its schedule with it; schedules of the user's own stay."""
     trainer.fit_loop.max_epochs = epochs
-    for each in trainer.lr_scheduler_configs:
-        if isinstance(each.scheduler, WarmupSchedule):
-            each.scheduler.length = each.scheduler.measure()
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, WarmupSchedule):
+            config.scheduler.length = config.scheduler.measure()

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cait.data.datamodule import DataSettings
 from cait.data.dataset import channels_last
 from cait.data.reading import AS_SEEN, RawImage, check_raw, load_image
-from cait.data.transforms import NormalizeAndErase, Preprocessing
+from cait.data.transforms import NormalizeAndErase
 from cait.errors import UserError
 from cait.model.network import in_evaluation
 from cait.settings import group
@@ -26,12 +27,14 @@ def transform(module: Any, image: RawImage) -> Tensor:
     if module.eval_transform is None:
         if not module.preprocessing:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
-        known = group(Preprocessing, module.preprocessing)
-        module.reading, module.eval_transform = module.reading or known, known.transform()
+        settings = group(DataSettings, module.preprocessing)
+        module.eval_transform = settings.transform()
+        module.reading = module.reading or settings
     pixels = module.eval_transform(load_image(image, reading=module.reading or AS_SEEN))
     if pixels.dtype != torch.uint8:
         return pixels
-    return NormalizeAndErase(module.hparams["mean"], module.hparams["std"])(channels_last(pixels)[None])[0]
+    normalize = NormalizeAndErase(module.hparams["mean"], module.hparams["std"])
+    return normalize(channels_last(pixels)[None])[0]
 
 
 def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
@@ -47,11 +50,13 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.
     """
-    several: Any = images if isinstance(images, list | tuple) else [images]
-    found: list[Best] = []
-    for start in range(0, len(several), BATCH):
-        found += classify(module, [module.transform(image) for image in several[start : start + BATCH]], top_k)
-    return found if several is images else found[0]
+    is_one = not isinstance(images, list | tuple)
+    paths: Any = [images] if is_one else images
+    answers: list[Best] = []
+    for start in range(0, len(paths), BATCH):
+        prepared = [module.transform(image) for image in paths[start : start + BATCH]]
+        answers += classify(module, prepared, top_k)
+    return answers[0] if is_one else answers
 
 
 @torch.no_grad()

@@ -10,8 +10,16 @@ from typing import Any
 from cait.data.listing import ARRAYS, EXTENSIONS, HIDDEN
 
 CHANNELS, READER = "model.fields.in_chans", f"{__name__}.planes:read"
+GROUPS = {"data": "cait.extras.channels.preprocessing:Planes"}
 LOOKED_AT = 5
 """Files that Pillow tries to open before a folder counts as one of planes, because a single one may be damaged."""
+
+
+def reading(**settings: Any) -> Any:
+    """How images are read, by the settings of `PlanesReading`."""
+    from cait.extras.channels.preprocessing import PlanesReading
+
+    return PlanesReading(**settings)
 
 
 def add_settings(line: Any, program: Any) -> None:
@@ -37,14 +45,14 @@ def settings_for(typed: set[str], given: dict[str, Any], source: str = "") -> di
         return {name: value for name, value in (of_run | unchanged).items() if name not in typed}
     if not root or "ckpt_path" in given or not (is_asked or ("data.reader" not in given and holds_planes(Path(root)))):
         return {}
-    from cait.data.reading import Reading
     from cait.data.source import open_source
     from cait.extras.channels.planes import measure
+    from cait.extras.channels.preprocessing import PlanesReading
     from cait.settings import group, nested
 
     reader = given.get("data.reader") or READER
     data: Any = nested(given)["data"] | {"reader": reader, "in_chans": given.get(CHANNELS) or 0}
-    mean, std = measure(open_source(root, **data).train, group(Reading, data))
+    mean, std = measure(open_source(root, **data).train, group(PlanesReading, data))
     added = {"data.reader": reader, CHANNELS: len(mean)} | unchanged
     if len(data.get("mean") or ()) != len(mean):
         added |= {"data.mean": mean, "data.std": std}

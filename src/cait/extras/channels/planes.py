@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.io import decode_image
 
-from cait.data.reading import MOST_BYTES, Reading, UnreadableImageError, check_size, load_image, open_bytes, open_image
+from cait.data.reading import MOST_BYTES, UnreadableImageError, check_size, load_image, open_bytes, open_image
 from cait.errors import UserError, tell_once, to_install
+from cait.extras.channels.preprocessing import PlanesReading
 from cait.extras.features import evenly
 
 SAMPLE = 500
@@ -29,8 +30,8 @@ GDAL_NODATA = 42113
 """The tag of a TIFF file for the value that stands for none."""
 
 
-def read(image: Any, reading: Reading) -> Tensor:
-    """Planes of a path or an open file, as `Reading.reader` says. Raises any kind of error if they cannot be read."""
+def read(image: Any, reading: PlanesReading) -> Tensor:
+    """Planes of a path or an open file, as `PlanesReading.reader` says. Raises any kind of error."""
     with open_bytes(image) as file:
         given: Any = {"upright": reading.exif_orientation} | (reading.reader_args or {})
         planes = numbers(file.read(MOST_BYTES), reading.in_chans, **given)
@@ -128,7 +129,7 @@ def _dicom(data: bytes, window: Any) -> np.ndarray:
     return np.atleast_3d(np.moveaxis(values, 0, -1) if values.ndim == 3 and not is_color else values)
 
 
-def measure(samples: Any, reading: Reading) -> tuple[list[float], list[float]]:
+def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[float]]:
     """Mean and deviation of each channel, of a sample without its missing numbers; a line says what was found.
 
     The channels are `reading.in_chans`, or if that is 0 those of the first image. Raises UserError if none can be read.

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from cait import plugins
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, not_listed
-from cait.data.reading import Reading, load_image
+from cait.data.reading import AS_SEEN, Reading, load_image
 from cait.data.source import open_source
 from cait.data.table import TRAIN, VAL, Images
 from cait.errors import UserError, console, say, tell
@@ -33,7 +33,8 @@ def check(arguments: list[str], program: Program) -> None:
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     many = "how many to decode, evenly over all; default 2000"
     options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
-    options.add_argument("--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes")
+    if "channels" in plugins.extras():
+        options.add_argument("--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes")
     given = options.parse_args(arguments)
     root = given.root
     if not root.is_dir():
@@ -67,8 +68,10 @@ def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
         doubtful += _told(_copies(source.table), "the same bytes")
         doubtful += filter(None, [told_of_frames(source)])
     channels = plugins.extras().get("channels")
-    reader = given.reader or (channels.READER if channels and channels.holds_planes(given.root) else None)
-    seen, unreadable = _decoded(train, val, given.images, Reading(reader=reader, in_chans=0))
+    reading = AS_SEEN
+    if channels and (given.reader or channels.holds_planes(given.root)):
+        reading = channels.reading(reader=given.reader or channels.READER, in_chans=0)
+    seen, unreadable = _decoded(train, val, given.images, reading)
     yield from unreadable
     doubtful += _told(_near_equal(seen), "near-equal")
     for line in doubtful:

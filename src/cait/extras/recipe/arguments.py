@@ -13,8 +13,8 @@ from typing import Any
 
 from cait import plugins
 from cait.cli.options import Line, Options
+from cait.data.datamodule import PREPARATION
 from cait.data.folder import FolderSource
-from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError, say, tell
 from cait.extras.frames import told_of_frames
@@ -101,7 +101,7 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
     tell(f"reading {data['root']} ...")
     machine = this_machine(given)
     weights, reason = weights_of(asked.source, given, machine.gpus > 0)
-    folder = survey(source, group(Reading, data))
+    folder = survey(source, group(PREPARATION, data))
     tell("measuring a few steps on this machine ...")
     minutes, trial = asked.minutes or MINUTES, Trial(program)
     recipe = choose(folder, machine, given, trial, weights, minutes)

@@ -8,7 +8,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 
 from cait import cores
 from cait.data.folder import FolderSource
-from cait.data.reading import Reading, load_image, open_image
+from cait.data.reading import AS_SEEN, Reading, load_image, open_image
 from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.frames import thumbnail
@@ -111,7 +111,7 @@ def survey(source: FolderSource, reading: Reading) -> Survey:
         # A run counts and names those that cannot be read.
         with contextlib.suppress(Exception), _opened(train.name(index), reading) as image:
             sides.append(min(image.size))
-            thumbs.append(thumbnail(image, replace(reading, reader=None, reader_args=None)))
+            thumbs.append(thumbnail(image, reading if reading.reader is None else AS_SEEN))
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs).astype(float)

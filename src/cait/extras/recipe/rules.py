@@ -348,11 +348,17 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     if folder.unevenness < UNEVEN or weighted:
         return
     is_mild = folder.unevenness < RARE or recipe.solves_head
-    how = recipe.take("data.balance", "sqrt" if is_mild else "full")
+    how = None
+    if "balance" in plugins.extras():
+        how = recipe.take("data.balance", "sqrt" if is_mild else "full")
     has_average = recipe.held.get("ema.decay") is not None
     if per_class is True and not recipe.solves_head:
         recipe.take("best_metric", metric_of_best(None, "acc1_macro", has_average))
     counts = folder.counts.values()
     chosen = f"best.ckpt is chosen by {metric_of_best(recipe.held.get('best_metric'), 'acc1', has_average)}"
-    drawn = f"small ones are drawn more often ({how})" if how else "all are drawn alike, as given"
+    drawn = "all are drawn alike"
+    if how is not None:
+        drawn = f"small ones are drawn more often ({how})"
+    elif "data.balance" in recipe.given:
+        drawn += ", as given"
     recipe.note("balance", f"classes have {min(counts):,} to {max(counts):,} images: {drawn}, and {chosen}")

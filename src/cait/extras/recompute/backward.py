@@ -1,6 +1,7 @@
 """Hand-written backward passes, which save less of the forward pass and compute the rest again.
 
-`recompute` computes what `cait.model.attention.reference` does, `gelu_linear` what `cait.model.residual.gelu_linear` does.
+`recompute` computes what `cait.model.attention.reference` does, and `gelu_linear` what the function of that name in
+`cait.model.residual` does.
 
 Shapes: B images, N tokens, h heads, k channels a head; maps are [B·h, N, N].
 """

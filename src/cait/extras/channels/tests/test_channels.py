@@ -20,10 +20,12 @@ from timm.data import create_transform
 import cait
 from cait.cli import main
 from cait.data.dataset import seed_generators
-from cait.data.reading import Reading, load_image
+from cait.data.reading import load_image
+from cait.data.transforms import Preprocessing
 from cait.errors import UserError
 from cait.extras.channels import CHANNELS, holds_planes, settings_for
 from cait.extras.channels.planes import numbers, read
+from cait.extras.channels.preprocessing import PlanesReading
 
 tifffile, pydicom = pytest.importorskip("tifffile"), pytest.importorskip("pydicom")
 READER = "cait.extras.channels.planes:read"
@@ -94,7 +96,7 @@ def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
     exif[ExifTags.Base.Orientation] = 6
     Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "turned.png", exif=exif)
     for upright, size in ((True, (1, 9, 6)), (False, (1, 6, 9))):
-        assert read(tmp_path / "turned.png", Reading(upright, reader=READER, in_chans=1)).shape == size
+        assert read(tmp_path / "turned.png", PlanesReading(upright, reader=READER, in_chans=1)).shape == size
 
 
 @pytest.mark.filterwarnings("error")
@@ -103,10 +105,20 @@ def test_a_number_beyond_float32_is_missing() -> None:
     assert np.array_equal(numbers(file.getvalue(), 2), [[[np.nan, 2.0]]], equal_nan=True)
 
 
-def test_a_reader_of_ones_own_gives_the_channels_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_ones_own_returns_planes_of_the_networks_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"the reader operator:is_ must return a tensor .*, not bool"):
+        load_image("x.png", reading=PlanesReading(reader="operator:is_"))
     monkeypatch.setitem(sys.modules, "own", SimpleNamespace(read=lambda *_: torch.zeros(1, 4, 4)))
     with pytest.raises(UserError, match="cannot read the image a: it has 1 channels, not 3"):
-        load_image("a", reading=Reading(reader="own:read"))
+        load_image("a", reading=PlanesReading(reader="own:read"))
+
+
+def test_without_the_extra_a_run_of_planes_is_refused() -> None:
+    data = cait.ImageNetDataModule(img_size=8)
+    data.check_prepares({"preprocessing": {"reader": READER}})
+    data.preprocessing = Preprocessing(img_size=8)
+    with pytest.raises(UserError, match=r"the run reads images by cait.*, which needs an extra that is not here"):
+        data.check_prepares({"preprocessing": {"reader": READER}})
 
 
 CASES = ("CT_small", "MR_small", "MR_small_RLE", "MR_small_bigendian", "JPEG2000", "SC_rgb_rle_16bit", "liver_1frame")

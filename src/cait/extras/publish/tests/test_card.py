@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 from cait import ckpt
 from cait.cli import main
 from cait.data.reading import Reading, load_image
-from cait.data.transforms import Preprocessing
+from cait.extras.channels.preprocessing import Planes
 from cait.extras.display import network_name
 from cait.extras.publish import card as hub_card
 from cait.plugins import Results
@@ -144,7 +144,7 @@ def test_the_code_of_the_card_reads_planes_as_the_run_does(tmp_path: Path, monke
     monkeypatch.syspath_prepend(tmp_path)
     reading = dict(in_chans=5, reader="own_reader:read", reader_args={"bands": [0, 1, 2, 4, 3]})
     how = dict(img_size=16, mean=[0.1, 0.2, 0.3, 0.4, 0.5], std=[0.5, 0.4, 0.3, 0.2, 0.1], crop_pct=0.9)
-    prepared = group(Preprocessing, reading | how)
+    prepared = group(Planes, reading | how)
     card = rendered(fields={"in_chans": 5}, **values(prepared))
     code = re.search(r"```python\n(.*?)with torch", card, re.S)[1]
     assert "import numpy" not in code

@@ -8,7 +8,8 @@ import torch
 from class_folders import fill
 
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.loader import Balanced, TrainBatchSampler, occurrences, shares
+from cait.data.loader import TrainBatchSampler, occurrences
+from cait.extras.balance.order import Balanced, shares
 
 
 def keys(rank: int = 0, world: int = 1, balance: str = "full", first: int = 0) -> list[list[tuple]]:
