@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cait import disk
 from cait.errors import UserError
@@ -25,7 +24,7 @@ def train_run(
     program: Program,
     folder: Path,
     settings: Sequence[str],
-    variables: Mapping[str, str] | None = None,
+    variables: dict[str, str] | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> int | None:
     """Train a run to its end. If it has a checkpoint, resume it. Ctrl-C has it save and stop.
@@ -44,14 +43,18 @@ def train_run(
     else:
         refuse_chosen(settings)
         arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
-    script = program.script or sys.argv[0]
+    script = Path(program.script or sys.argv[0])
     # Started as this process was, it looks for modules where this one did: `-m` would put the current folder first.
-    is_script = bool(program.script) or (Path(script).name == "cait" and Path(script).is_file())
+    is_script = program.script or (script.name == "cait" and script.is_file())
     command = [sys.executable, *([script] if is_script else ["-m", "cait"]), *arguments]
     with (folder / OUTPUT).open("ab") as output:
-        where: Any = dict(stdout=output, stderr=output, env=os.environ | dict(variables or {}))
-        # In a group of its own: Ctrl-C is for this process, which then ends the run.
-        process = subprocess.Popen(command, **where, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            env=os.environ | (variables or {}),
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the run
+        )
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -27,12 +27,12 @@ def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
     with trust.only_own(False):
         checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
-    data, samples = loaded.data, loaded.data.source.val
-    found, read = map(np.concatenate, zip(*loaded.judge(samples), strict=True))
-    kept = np.flatnonzero(read >= 0).tolist()
-    paths = [below(data.root, samples.name(index)) for index in kept]
-    labels = [samples[index][1] for index in kept]
-    return data, (paths, labels, found[kept])
+    data = loaded.data
+    samples = loaded.data.source.val
+    probabilities, labels = map(np.concatenate, zip(*loaded.judge(samples), strict=True))
+    readable = np.flatnonzero(labels >= 0).tolist()
+    paths = [below(data.root, samples.name(index)) for index in readable]
+    return data, (paths, [samples[index][1] for index in readable], probabilities[readable])
 
 
 def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
@@ -43,16 +43,17 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     the label, and neither is the most probable of all, the label is doubtful, the more so the further its probability
     is below that class's. Probabilities [N, classes] are by networks that have not trained on the image; labels [N].
     """
-    given = probabilities[np.arange(len(labels)), labels]
-    present = np.bincount(labels, minlength=probabilities.shape[1]) > 0
-    means = np.array([given[labels == label].mean() if there else np.inf for label, there in enumerate(present)])
+    confidence = probabilities[np.arange(len(labels)), labels]
+    means = np.full(probabilities.shape[1], np.inf)
+    for label in np.unique(labels):
+        means[label] = confidence[labels == label].mean()
     possible = np.where(probabilities >= means - 1e-6, probabilities, -np.inf)
     seems = possible.argmax(axis=1)
-    other = (seems != labels) & (probabilities.argmax(axis=1) != labels)
-    found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & other)
-    margins = given[found] - probabilities[found, seems[found]]
-    found = found[margins.argsort(kind="stable")]
-    return found, seems[found]
+    differs = (seems != labels) & (probabilities.argmax(axis=1) != labels)
+    doubtful = np.flatnonzero(np.isfinite(possible.max(axis=1)) & differs)
+    margins = confidence[doubtful] - probabilities[doubtful, seems[doubtful]]
+    doubtful = doubtful[margins.argsort(kind="stable")]
+    return doubtful, seems[doubtful]
 
 
 def write(
@@ -68,25 +69,27 @@ def write(
     group of each path, if images have any. `test` are path and label of images that are in no fold; they stay apart by
     a column `split`.
     """
-    paths = [path for found, _, _ in folds for path in found]
-    labels = np.array([label for _, found, _ in folds for label in found])
-    probabilities = np.concatenate([found for _, _, found in folds])
-    given, found, seems = probabilities[np.arange(len(labels)), labels], *suspects(probabilities, labels)
-    suggested = {
-        index: (class_names[seem], f"{probabilities[index, seem]:.4f}")
-        for index, seem in zip(found.tolist(), seems.tolist(), strict=True)
-    }
-    """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
-    rows: list[Row] = [
-        (paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", "")))
-        for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested))
+    paths = [path for fold_paths, _, _ in folds for path in fold_paths]
+    labels = np.concatenate([fold_labels for _, fold_labels, _ in folds])
+    probabilities = np.concatenate([fold_probabilities for *_, fold_probabilities in folds])
+
+    def row(index: int, suggestion: str = "", its_probability: str = "") -> Row:
+        label = labels[index]
+        return paths[index], class_names[label], f"{probabilities[index, label]:.4f}", suggestion, its_probability
+
+    doubtful, seems = suspects(probabilities, labels)
+    rows = [
+        row(index, class_names[seem], f"{probabilities[index, seem]:.4f}")
+        for index, seem in zip(doubtful.tolist(), seems.tolist(), strict=True)
     ]
+    others = np.setdiff1d(np.arange(len(paths)), doubtful).tolist()
     head = ["path", "label", "probability", "suggestion", "its probability"]
-    listed: list[Sequence[str]] = [*rows, *((*each, "", "", "") for each in test)]
+    table: list[Sequence[str]] = [*rows, *map(row, others), *((*image, "", "", "") for image in test)]
     if groups:
-        head, listed = [*head, "group"], [(*row, groups.get(row[0], "")) for row in listed]
+        head.append("group")
+        table = [(*cells, groups.get(cells[0], "")) for cells in table]
     if test:
-        splits = ["train"] * len(rows) + ["test"] * len(test)
-        head, listed = [*head, "split"], [(*row, split) for row, split in zip(listed, splits, strict=True)]
-    disk.write_csv(folder / DOUBTFUL, head, listed)
-    return rows[: len(suggested)]
+        head.append("split")
+        table = [(*cells, "train" if number < len(paths) else "test") for number, cells in enumerate(table)]
+    disk.write_csv(folder / DOUBTFUL, head, table)
+    return rows

@@ -1,7 +1,6 @@
 """The images whose label is doubtful, on a page."""
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from contrib.crossval import doubt
 
 PAGE = "doubtful.html"
 """File in the folder of a cross-validation."""
-MOST, PAIRS = 200, 15
-"""Images and pairs of classes on the page; its file has a few megabytes then."""
+MOST = 200
+"""Images on the page; its file has a few megabytes then."""
 SIDE = 192
 """Pixels of a picture's longer side."""
 
@@ -32,22 +31,23 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     table = os.path.relpath(folder / doubt.DOUBTFUL)
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
     facts = [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)]
-    pairs = Counter((label, seems) for _, label, _, seems, _ in rows).most_common(PAIRS)
-    frequent = page.table(("label", "seems", "images"), [(*pair, f"{count:,}") for pair, count in pairs])
-    tiles = [
-        (_pixels(data, path), f"labeled {label}: {float(own):.1%}", f"seems {seems}: {float(its):.1%}; {path}")
-        for path, label, own, seems, its in rows[:MOST]
-    ]
-    judged = "Each image was judged by the network of the fold that had not trained on it. To correct a label, edit "
-    words = page.paragraph(f"{judged}the column label of the table, and train with --data.labels {table}.")
+    frequent = page.most_common("label", "seems", ((label, seems) for _, label, _, seems, _ in rows))
+    tiles = []
+    for path, label, probability, seems, its_probability in rows[:MOST]:
+        title = f"labeled {label}: {float(probability):.1%}"
+        tiles.append((_pixels(data, path), title, f"seems {seems}: {float(its_probability):.1%}; {path}"))
+    words = page.paragraph(
+        "Each image was judged by the network of the fold that had not trained on it. To correct a label, edit the "
+        f"column label of the table, and train with --data.labels {table}."
+    )
     sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
     page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:
     """An image as people see it, whole and small."""
-    how = replace(data.settings, shrink=SIDE)  # large files are read much faster so
-    image = load_image(data.root / path, reading=how)
+    reading = replace(data.settings, shrink=SIDE)  # large files are read much faster so
+    image = load_image(data.root / path, reading=reading)
     if not isinstance(image, Image.Image):
         image = Image.fromarray(plots.pixels(data.settings.normalize(image), data.settings))
     image.thumbnail((SIDE, SIDE))

@@ -38,18 +38,20 @@ def crossval(arguments: list[str], program: Program) -> None:
     """Train the folds that are missing, and print and write the table of all."""
     parser = Options("crossval", DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="the folder of the runs, in logs/")
-    given, settings = parser.parse_known_args(arguments)
+    args, settings = parser.parse_known_args(arguments)
     refuse_chosen(settings, "data.fold")
     if "data.folds" not in typed(settings):
-        named = {name: value for _, layer in Line("fit", settings).layers for name, value in flatten(layer).items()}
-        settings.append(f"--data.folds={named.get('data.folds') or FOLDS}")
+        folds = None
+        for _, layer in Line("fit", settings).layers:
+            folds = flatten(layer).get("data.folds", folds)
+        settings.append(f"--data.folds={folds or FOLDS}")
     options = Options("crossval")
     options.add_argument("--data.folds", dest="folds", nargs="?")
     folds = options.parse_known_args(settings)[0].folds
     if folds is None or not folds.isdigit() or int(folds) < 2:
         raise UserError(f"--data.folds must be at least 2, got {folds}")
-    check_run_name(given.name)
-    folder = rundir.LOGS / given.name
+    check_run_name(args.name)
+    folder = rundir.LOGS / args.name
     disk.check_inside(folder)
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(int(folds))]
@@ -105,24 +107,33 @@ def _decided(run: Path) -> list[str]:
     config = saved.run_settings(run)
     options = ["--race=false"] if config.get("race") else []
     if config.get("plan_minutes"):
-        epochs = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"]["Plan"]["epochs"]
-        options += ["--plan_minutes=null", *([f"--trainer.max_epochs={epochs}"] if epochs else [])]
+        options.append("--plan_minutes=null")
+        if epochs := _callbacks(run)["Plan"]["epochs"]:
+            options.append(f"--trainer.max_epochs={epochs}")
     return options
+
+
+def _callbacks(run: Path) -> dict[str, Any]:
+    """The states of the callbacks at the end of a run, by their names."""
+    return ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"]
 
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
     """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
     metric = saved.run_settings(runs[0])["best_metric"]
-    last, best = [_last(run, metric) for run in runs], [_best(run) for run in runs]
+    last = [_last(run, metric) for run in runs]
+    best = [_best(run) for run in runs]
     shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in percent
     table = Table("fold", f"{metric}, last", "best")
-    for fold, figures in enumerate(zip(last, best, strict=True)):
+    rows = [*zip(range(len(runs)), last, best, strict=True)]
+    for fold, *figures in rows:
         table.add_row(str(fold), *map(shown, figures))
     console().print(table)
-    mean, spread, (low, high) = shown(statistics.mean(last)), shown(statistics.stdev(last)), map(shown, interval(last))
-    print(f"{metric} after the last epoch: mean {mean}, standard deviation {spread}")
+    mean = shown(statistics.mean(last))
+    print(f"{metric} after the last epoch: mean {mean}, standard deviation {shown(statistics.stdev(last))}")
+    low, high = map(shown, interval(last))
     print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")
-    disk.write_csv(folder / TABLE, ["fold", "last", "best"], [*zip(range(len(runs)), last, best, strict=True)])
+    disk.write_csv(folder / TABLE, ["fold", "last", "best"], rows)
     print(os.path.relpath(folder / TABLE))
 
 
@@ -133,14 +144,17 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     """
     if saved.run_settings(runs[0])["data"].get("multi_label"):
         return
-    found = [doubt.held_out(run, program) for run in runs]
-    data, scored = found[0][0], [of_fold for _, of_fold in found]
-    images = data.source.images
+    scored = []
+    for run in runs:
+        data, fold = doubt.held_out(run, program)
+        scored.append(fold)
+    source = data.source
+    images = source.images
     groups = {}
     if images.groups is not None:
         groups = {below(data.root, images.name(index)): images.group(index) for index in range(len(images))}
-    names = data.source.class_names
-    test = [(below(data.root, path), names[label]) for path, label in data.source.test or ()]
+    names = source.class_names
+    test = [(below(data.root, path), names[label]) for path, label in source.test or ()]
     rows = doubt.write(folder, names, scored, groups, test)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
@@ -148,15 +162,16 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
 
 
 def _last(run: Path, metric: str) -> float:
-    if metric not in (found := curves.read(run)):
+    logged = curves.read(run)
+    if metric not in logged:
         raise UserError(f"{run / rundir.METRICS} has no {metric}")
-    return found[metric][1][-1]
+    _, values = logged[metric]
+    return values[-1]
 
 
 def _best(run: Path) -> float:
     """The score of best.ckpt: only the run itself knows whether the largest of a metric of one's own is best."""
-    states = ckpt.read_checkpoint(run / rundir.CHECKPOINTS / rundir.LAST)["callbacks"].values()
-    return next(float(state["best_model_score"]) for state in states if "other_score" in state)
+    return next(float(state["best_model_score"]) for state in _callbacks(run).values() if "other_score" in state)
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:
@@ -168,7 +183,8 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
     """
     from scipy import stats
 
-    k, mean = len(scores), statistics.mean(scores)
+    k = len(scores)
+    mean = statistics.mean(scores)
     error = math.sqrt((1 / k + 1 / (k - 1)) * statistics.variance(scores))
-    half: Any = stats.t.ppf((1 + LEVEL) / 2, k - 1) * error
-    return mean - float(half), mean + float(half)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, k - 1)) * error
+    return mean - half, mean + half

@@ -28,7 +28,12 @@ class WithSaliency(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         maps: list[Tensor] = []
         attn: Any = self.cait.blocks_token_only[0].attn
-        with attn.register_forward_pre_hook(lambda _, given: maps.append(attn.maps(given[0]))):
+
+        def note(_: Any, arguments: tuple[Tensor, ...]) -> None:
+            maps.append(attn.maps(arguments[0]))
+
+        with attn.register_forward_pre_hook(note):
             logits = self.cait(images)
         side = images.shape[-1] // self.cait.config.patch_size
-        return logits, maps[0][:, :, 0, -side * side :].mean(dim=1).unflatten(-1, (side, side))
+        patches = maps[0][:, :, 0, -side * side :]
+        return logits, patches.mean(dim=1).unflatten(-1, (side, side))

@@ -25,33 +25,35 @@ Samples = list[dict[str, Any]]
 
 def demo(arguments: list[str], program: Program) -> None:
     """Write a folder with a page that classifies images in the browser."""
-    given = _options().parse_args(arguments)
-    if given.samples < 0:
-        raise UserError(f"--samples must be at least 0, got {given.samples}")
-    checkpoint, folder = loading.checkpoint_of(given.run, "show")
-    output = given.output or (folder or Path()) / "demo"
+    args = _options().parse_args(arguments)
+    if args.samples < 0:
+        raise UserError(f"--samples must be at least 0, got {args.samples}")
+    checkpoint, folder = loading.checkpoint_of(args.run, "show")
+    output = args.output or (folder or Path()) / "demo"
     disk.check_output(output, folder=True)
     if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
-    runtime = web_runtime.files(given.runtime)
+    runtime = web_runtime.files(args.runtime)
     from cait.guards import trust
 
-    with trust.only_own(given.trusted):
-        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
+    with trust.only_own(args.trusted):
+        loaded = loading.from_checkpoint(checkpoint, folder, args.ema, None, program.module, program.data)
     if loaded.data.has_own_eval_transform or loaded.data.settings.reader:
         raise UserError("the page cannot run a reader or evaluation transform of your own; `cait export` does")
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
         _write_network(loaded, Path(scratch))
-        samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
+        samples = _write_samples(loaded, Path(scratch), args.samples) if args.samples else []
         _write_page(loaded, Path(scratch), title, _facts(loaded, checkpoint, folder), runtime, samples)
         output.mkdir(exist_ok=True)
         disk.remove(output / SAMPLES)  # those of an earlier page
         for file in Path(scratch).iterdir():  # files of other names stay in the folder
             os.replace(file, output / file.name)
-    server = f"python -m http.server --bind 127.0.0.1 --directory {shlex.quote(os.path.relpath(output))}"
-    print(f"open http://127.0.0.1:8000 after: {server}")
+    print(
+        "open http://127.0.0.1:8000 after: python -m http.server --bind 127.0.0.1 "
+        f"--directory {shlex.quote(os.path.relpath(output))}"
+    )
     print(os.path.relpath(output / "index.html"))
 
 
@@ -59,11 +61,20 @@ def _options() -> Options:
     options = Options("demo", "Write a page that runs the best network of a run in the browser.")
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
-    copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
-    options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
+    options.add_argument(
+        "--samples",
+        type=int,
+        default=10,
+        metavar="N",
+        help="validation images that are copied into the page, one of a class; default 10, 0 copies none",
+    )
     options.add_weights()
-    runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
-    options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
+    options.add_argument(
+        "--runtime",
+        type=Path,
+        metavar="FILE.tgz|DIR",
+        help=f"the package {web_runtime.PACKAGE}; default: npm fetches it once",
+    )
     options.add_trust()
     return options
 
@@ -76,7 +87,8 @@ def _write_network(loaded: loading.Loaded, folder: Path) -> None:
     from cait.model.network import input_shape
     from contrib.demo.saliency import WithSaliency
 
-    shape, path = input_shape(loaded.module.hparams), folder / MODEL
+    shape = input_shape(loaded.module.hparams)
+    path = folder / MODEL
     settings = loaded.data.preprocessing | loaded.task.metadata
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
 
@@ -89,32 +101,25 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     import numpy as np
     from PIL import Image
 
-    from cait.data.reading import UnreadableImageError, load_image
+    from cait.extras.features import evenly, one_of_each
 
     try:
-        images = loaded.validation().samples
+        images = loaded.validation()
     except UserError as error:
         print(f"the page has no sample images: {error}")
         return []
-    names, how = loaded.label_names, loaded.data.settings
-    classes = len(names)
-    wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
-    side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()
+    names = loaded.label_names
+    preparation = loaded.data.settings
+    side = math.ceil(preparation.img_size / preparation.crop_pct)
     (folder / SAMPLES).mkdir()
-    for number in range(len(images)):
-        if not wanted:
-            break
-        with contextlib.suppress(UnreadableImageError):
-            raw, label = images[number]
-            if label in wanted:
-                image = load_image(raw, images.name(number), how)
-                scale = min(1, side / min(image.size))
-                copy = image.resize([max(1, round(scale * length)) for length in image.size])
-                Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")
-                wanted.remove(label)
-                found[label] = f"{SAMPLES}/{label}.png"
-    print(f"{len(found)} validation images are copied into the page; --samples 0 copies none")
-    return [{"file": file, "name": names[label]} for label, file in sorted(found.items())]
+    labels = []
+    for _, label, image in one_of_each(images, evenly(len(names), most)):
+        scale = min(1, side / min(image.size))
+        copy = image.resize([max(1, round(scale * length)) for length in image.size])
+        Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")
+        labels.append(label)
+    print(f"{len(labels)} validation images are copied into the page; --samples 0 copies none")
+    return [{"file": f"{SAMPLES}/{label}.png", "name": names[label]} for label in sorted(labels)]
 
 
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dict[str, str]:
@@ -122,7 +127,8 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dic
     from cait.extras import scores
     from cait.extras.display import network_name
 
-    size, count = loaded.data.img_size, sum(parameter.numel() for parameter in loaded.network.parameters())
+    size = loaded.data.img_size
+    count = sum(parameter.numel() for parameter in loaded.network.parameters())
     name = network_name(loaded.name, loaded.module.hparams.get("fields"))
     facts = {
         "Model": f"{name}, {count / 1e6:.1f} million parameters",
@@ -131,13 +137,14 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dic
     }
     with contextlib.suppress(UserError, KeyError):
         about = scores.read(folder, checkpoint, "") if folder else {}
-        found = about["ema" if loaded.averaged else "raw"]
-        if "mAP" in found:
-            facts["Mean average precision"] = f"{found['mAP']:.4f} on {found['images']:,} validation images"
+        figures = about["ema" if loaded.averaged else "raw"]
+        images = f"{figures['images']:,} validation images"
+        if "mAP" in figures:
+            facts["Mean average precision"] = f"{figures['mAP']:.4f} on {images}"
         else:
-            facts["Accuracy"] = f"{found['acc1']:.2f} % of {found['images']:,} validation images"
+            facts["Accuracy"] = f"{figures['acc1']:.2f} % of {images}"
             if len(loaded.class_names) > 5:
-                facts["Among the first 5"] = f"{found['acc5']:.2f} %"
+                facts["Among the first 5"] = f"{figures['acc5']:.2f} %"
     return facts
 
 

@@ -31,16 +31,17 @@ def files(given: Path | None) -> dict[str, bytes]:
     None takes those in ~/.cache/cait, where npm fetches them once. Raises UserError if there is no npm, it cannot fetch
     the package, or what was given or fetched is of another version.
     """
-    place = given or _cache()
-    if given is None and not all((place / name).is_file() for name in FILES):
-        _fetch(place)
+    package = given or _cache()
+    if not given and not all((package / name).is_file() for name in FILES):
+        _fetch(package)
     try:
-        contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
+        contents = _read_folder(package) if package.is_dir() else _read_tarball(package)
     except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{place} is not the package {PACKAGE}: {one_line(error)}") from error
+        raise UserError(f"{package} is not the package {PACKAGE}: {one_line(error)}") from error
     for name, content in contents.items():
-        if FILES[name] != f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}":
-            raise UserError(f"{name} in {place} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
+        digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
+        if FILES[name] != f"sha512-{digest}":
+            raise UserError(f"{name} in {package} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
     return contents
 
 
@@ -61,14 +62,16 @@ def _cache() -> Path:
 def _fetch(cache: Path) -> None:
     """Put the files into the cache, once they are checked."""
     npm = shutil.which("npm")
-    if npm is None:
-        remedy = f"run `npm pack {PACKAGE}` where there is one, and add --runtime {TARBALL}"
-        raise UserError(f"there is no npm here, which fetches {PACKAGE}: {remedy}")
+    if not npm:
+        raise UserError(
+            f"there is no npm here, which fetches {PACKAGE}: run `npm pack {PACKAGE}` where there is one, "
+            f"and add --runtime {TARBALL}"
+        )
     with TemporaryDirectory(prefix="cait-npm-") as scratch:
         done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=scratch, capture_output=True, text=True)
         if done.returncode:
-            *_, said = (done.stderr.strip() or "it gives no reason").splitlines()
-            raise UserError(f"npm cannot fetch {PACKAGE}: {said}; or give --runtime {TARBALL}")
+            *_, reason = (done.stderr.strip() or "it gives no reason").splitlines()
+            raise UserError(f"npm cannot fetch {PACKAGE}: {reason}; or give --runtime {TARBALL}")
         contents = files(Path(scratch, TARBALL))
     cache.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():

@@ -39,7 +39,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     run as DDP's, and either strategy reads the other's checkpoints.
     """
 
-    restore_checkpoint_after_setup, lightning_restore_optimizer = False, True
+    restore_checkpoint_after_setup = False
+    lightning_restore_optimizer = True
     # Lightning's own would leave the loading to `load_checkpoint`.
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     load_model_state_dict = Strategy.load_model_state_dict
@@ -78,13 +79,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
         counts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(counts, sized_len(dataloader))
         if len(set(counts)) > 1:
-            have = f"they have {min(counts)} to {max(counts)} batches: set another --data.eval_batch_size"
-            raise UserError(f"fsdp2 needs all processes for every batch, and {have}")
+            raise UserError(
+                f"fsdp2 needs all processes for every batch, and they have {min(counts)} to {max(counts)} batches: "
+                "set another --data.eval_batch_size"
+            )
         return dataloader
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Give all processes the statistics of process 0's batch norms, as DDP does before the next forward pass."""
-        assert self.lightning_module is not None
+        assert self.lightning_module
         for buffer in self.lightning_module.model.buffers():  # type: ignore[union-attr]
             dist.broadcast(buffer, 0)
 
@@ -107,16 +110,17 @@ class FullyShardedStrategy(ModelParallelStrategy):
                 if not isinstance(value, Tensor) or value.ndim == 0:  # as a step count
                     continue
                 if getattr(value, "placements", None) != (Shard(0),) or value.shape != parameter.shape:
-                    problem = "it is not shared out as its parameter is"
-                    raise UserError(f"fsdp2 cannot save the optimizer's {name}: {problem}; {ANOTHER}")
+                    raise UserError(
+                        f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
+                    )
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: ckpt.Checkpoint, filepath: Any, storage_options: Any | None = None) -> None:
         """Write whole tensors, as with DDP: process 0 has them one by one in its host's memory."""
         Strategy.save_checkpoint(self, sharded.gather(checkpoint), filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> ckpt.Checkpoint:
         """Read a checkpoint. Each process keeps only its own part."""
-        assert self.lightning_module is not None
+        assert self.lightning_module
         names = {name for name, value in self.lightning_module.state_dict().items() if isinstance(value, DTensor)}
         names |= {name.removeprefix("model.") for name in names}  # those of the moving average
         return sharded.share_out(ckpt.read_checkpoint(checkpoint_path), self.device_mesh["data_parallel"], names)
@@ -163,9 +167,9 @@ def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) ->
     try:
         stacks = [child for child in network.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
         for block in (block for stack in stacks for block in stack):
-            for part in block.modules():
-                if compute is not None and isinstance(part, NORMS):
-                    fully_shard(part, mesh=mesh, reshard_after_forward=True)
+            for layer in block.modules():
+                if compute and isinstance(layer, NORMS):
+                    fully_shard(layer, mesh=mesh, reshard_after_forward=True)
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(network, mesh=mesh, reshard_after_forward=True)
     except Exception as error:  # whatever another network holds, such as a parameter without a dimension

@@ -34,7 +34,7 @@ def parts(network: nn.Module) -> list[Part]:
     if not isinstance(network, CaiT):
         named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
-    found = []
+    branches = []
     for layer, block in enumerate(_blocks(network), start=1):
         attention, ffn = ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
         for name, gamma, *modules in (
@@ -42,8 +42,8 @@ def parts(network: nn.Module) -> list[Part]:
             (ffn, block.gamma_2, block.norm2, block.mlp),
         ):
             parameters = [parameter for module in modules for parameter in module.parameters()]
-            found.append(Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma))
-    return found
+            branches.append(Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma))
+    return branches
 
 
 def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -66,11 +66,11 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     connection adds the branch to, which in class attention is the class tokens alone. Norms and means are over the
     tokens and channels of an image, in float32 at least.
     """
-    found: list[tuple[Tensor, Tensor]] = []
+    figures: list[tuple[Tensor, Tensor]] = []
 
     def add(block: Block, x: Tensor, y: Tensor, sample: None = None) -> Tensor:
         norm = _norms(x)
-        found.append((_norms(y) / norm, norm / x[0].numel() ** 0.5))
+        figures.append((_norms(y) / norm, norm / x[0].numel() ** 0.5))
         return type(block).add(block, x, y, sample)
 
     if not isinstance(network, CaiT):
@@ -91,7 +91,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
         for module, values in before:
             vars(module).pop("add", None)
             vars(module).update(values)
-    return found
+    return figures
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -66,9 +66,9 @@ class Monitor(Callback):
         with trainer.precision_plugin.forward_context():
             measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
-            ratios, sizes = (torch.stack(each) for each in zip(*measured, strict=True))  # [branches, B]
-            of_batch = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
-            self._activations.append(of_batch.to(self._dtype))
+            ratios, sizes = map(torch.stack, zip(*measured, strict=True))  # [branches, B]
+            means = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
+            self._activations.append(means.to(self._dtype))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = scaler.get_scale() if scaler else 1.0
 
@@ -132,14 +132,17 @@ class Monitor(Callback):
         return torch.linalg.vector_norm(vector, dtype=self._dtype)
 
     def _write(self, trainer: Trainer) -> None:
-        if self._path is None or not self._figures:
+        if not self._path or not self._figures:
             return
-        values = torch.stack(list(self._figures.values())).tolist()  # the one wait for the device
-        figures = {key: value for key, value in zip(self._figures, values, strict=True) if math.isfinite(value)}
+        values = torch.stack([*self._figures.values()]).tolist()  # the one wait for the device
+        rows = []
+        scalars = {}
+        for (layer, part, name), value in zip(self._figures, values, strict=True):
+            if math.isfinite(value):
+                rows.append((self._step, layer, part, name, f"{value:.8g}"))
+                scalars[f"{name}/{part}.{layer:02}"] = value
         with self._path.open("a", newline="") as file:
-            rows = ((self._step, *key, f"{value:.8g}") for key, value in figures.items())
             csv.writer(file, lineterminator="\n").writerows(rows)
-        scalars = {f"{name}/{part}.{layer:02}": value for (layer, part, name), value in figures.items()}
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):  # its table would have a column for each
                 logger.log_metrics(scalars, self._step)
@@ -152,9 +155,12 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _keep_rows_before(path: Path, first_step: int) -> None:
     """Leave only the header and the rows before `first_step` in the file, because later rows will come again."""
-    lines = disk.read_text(path).splitlines(keepends=True)[1:] if path.is_file() else []
-    whole = [line for line in lines if line.endswith("\n")]  # a kill may have torn the last one
-    steps = [line.partition(",")[0] for line in whole]
-    kept = [line for step, line in zip(steps, whole, strict=True) if step.isdecimal() and int(step) < first_step]
+    content = HEADER
+    if path.is_file():
+        for line in disk.read_text(path).splitlines(keepends=True)[1:]:
+            step = line.partition(",")[0]
+            is_whole = line.endswith("\n")  # a kill may have torn the last one
+            if is_whole and step.isdecimal() and int(step) < first_step:
+                content += line
     with disk.atomic_write(path) as beside:
-        beside.write_text(HEADER + "".join(kept))
+        beside.write_text(content)

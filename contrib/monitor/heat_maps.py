@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class Table(NamedTuple):
     """[layers, steps]; NaN where there is none."""
 
 
+Cells = dict[tuple[int, int, str], float]
+"""A figure's values by step, number of the layer and name of the layer."""
 Tables = dict[tuple[str, str], Table]
 """By part and name, as ("sa", "branch_ratio")."""
 
@@ -68,29 +71,32 @@ def heat_maps(arguments: list[str], program: Program) -> None:
 
 def draw(folder: Path) -> dict[str, Figure]:
     """All figures of a run by name; a UserError if it has not measured its layers, or has logged nothing."""
-    tables, per_epoch = read(folder), curves.steps_per_epoch(curves.read(folder))
-    names = [name for name in MAPS if any(name == figure for _, figure in tables)]
-    return {name: draw_map(tables, name, per_epoch) for name in names}
+    tables = read(folder)
+    per_epoch = curves.steps_per_epoch(curves.read(folder))
+    measured = {name for _, name in tables}
+    return {name: draw_map(tables, name, per_epoch) for name in MAPS if name in measured}
 
 
 def read(folder: Path) -> Tables:
     """The tables of a run's monitor.csv; a UserError if it was not monitored, or nothing is there yet."""
     path = folder / FILE
-    found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
+    figures = defaultdict[tuple[str, str], Cells](dict)
     for row in disk.read_rows(path, "only a run with the callback Monitor writes it"):
         with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
-            part, layer = row["part"], row["layer"]
-            kind, label = (part, layer) if part in PARTS else (MODULES, part)
-            number, step, value = int(layer), int(row["step"]), float(row["value"])
-            found.setdefault((kind, row["name"]), {}).setdefault((number, label), {})[step] = value
-    if not found:
+            part, label = row["part"], row["layer"]
+            if part not in PARTS:
+                part, label = MODULES, part
+            step = int(row["step"])
+            figures[part, row["name"]][step, int(row["layer"]), label] = float(row["value"])
+    if not figures:
         raise UserError(f"{path} holds no figures yet")
-    return {key: _table(rows) for key, rows in found.items()}
+    return {key: _table(cells) for key, cells in figures.items()}
 
 
-def _table(rows: dict[tuple[int, str], dict[int, float]]) -> Table:
-    layers, steps = sorted(rows), sorted({step for values in rows.values() for step in values})
-    values = np.array([[rows[layer].get(step, math.nan) for step in steps] for layer in layers])
+def _table(cells: Cells) -> Table:
+    layers = sorted({(layer, label) for _, layer, label in cells})
+    steps = sorted({step for step, *_ in cells})
+    values = np.array([[cells.get((step, *layer), math.nan) for step in steps] for layer in layers])
     return Table([label for _, label in layers], steps, values)
 
 
@@ -104,20 +110,24 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
     figure, axes = panels(len(shown), 4.6, height, in_a_row=2)
     figure.suptitle(MAPS[name], fontsize=11)
     for panel, (part, table) in zip(axes, shown.items(), strict=True):
-        times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
-        norm, colors = _colours(name, table.values)
-        borders = _edges(times), np.arange(len(table.layers) + 1)
-        drawn = panel.pcolormesh(*borders, table.values, rasterized=True, norm=norm, cmap=colors)
-        figure.colorbar(drawn, ax=panel)
-        each = math.ceil(len(table.layers) / 12) if part != MODULES else 1  # names for about a dozen of them
-        panel.set_yticks(np.arange(len(table.layers))[::each] + 0.5, table.layers[::each])
+        times = np.array(table.steps)
+        if per_epoch:
+            times = (times + 1) / per_epoch
+        layers = np.arange(len(table.layers))
+        norm, colors = _colors(name, table.values)
+        mesh = panel.pcolormesh(
+            _edges(times), _edges(layers + 0.5), table.values, rasterized=True, norm=norm, cmap=colors
+        )
+        figure.colorbar(mesh, ax=panel)
+        every = 1 if part == MODULES else math.ceil(len(layers) / 12)  # names for about a dozen layers
+        panel.set_yticks(layers[::every] + 0.5, table.layers[::every])
         panel.invert_yaxis()
-        panel.set(title=PARTS[part], xlabel="step" if per_epoch is None else "epoch")
-        panel.set_ylabel("layer" if part != MODULES else "")
+        panel.set(title=PARTS[part], xlabel="epoch" if per_epoch else "step")
+        panel.set_ylabel("" if part == MODULES else "layer")
     return figure
 
 
-def _colours(name: str, values: np.ndarray) -> tuple[Normalize, str]:
+def _colors(name: str, values: np.ndarray) -> tuple[Normalize, str]:
     if name.endswith("cosine"):
         return Normalize(-1, 1), "RdBu"
     positive = values[values > 0]  # NaN is not
@@ -128,7 +138,9 @@ def _colours(name: str, values: np.ndarray) -> tuple[Normalize, str]:
     return LogNorm(positive.min(), positive.max()), "viridis"
 
 
-def _edges(centers: list[float]) -> np.ndarray:
+def _edges(centers: np.ndarray) -> np.ndarray:
     """The borders of columns around these centers."""
-    halves = np.diff(centers) / 2 if len(centers) > 1 else np.array([0.5])
-    return np.concatenate([[centers[0] - halves[0]], centers[:-1] + halves, [centers[-1] + halves[-1]]])
+    if len(centers) == 1:
+        return centers[0] + np.array([-0.5, 0.5])
+    halves = np.diff(centers) / 2
+    return np.concatenate([centers[:1] - halves[:1], centers[:-1] + halves, centers[-1:] + halves[-1:]])

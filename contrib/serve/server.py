@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from cait.errors import UserError, told_as
+from cait.settings import Settings
 from cait.train.metrics import Best
 from cait.train.prediction import classify
 
@@ -55,7 +56,8 @@ async def image_of(request: Request) -> AsyncIterator[bytes]:
 
 async def whole(request: Request) -> bytes:
     """The body of a request. Raises HTTPException if it is too large, but reads it: who still sends hears no answer."""
-    body, size = bytearray(), 0
+    body = bytearray()
+    size = 0
     async for part in request.stream():
         size += len(part)
         body += part if size <= MOST_BYTES else b""
@@ -95,7 +97,8 @@ class Classifier(LitAPI):
 
     def __init__(self, load: Callable[[], Any], top_k: int | None) -> None:
         super().__init__(max_batch_size=BATCH, loop=Together())
-        self.load, self.top_k = load, top_k
+        self.load = load
+        self.top_k = top_k
 
     def setup(self, device: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; this one ends last
@@ -107,13 +110,15 @@ class Classifier(LitAPI):
 
     def predict(self, images: list[bytes]) -> list[Best | UserError]:
         """The classes of each image, or why it cannot be read: an error that is raised would be that of all."""
-        found = [self._prepared(image) for image in images]
-        good = [pixels for pixels in found if not isinstance(pixels, UserError)]
+        prepared = [self._prepared(image) for image in images]
+        good = [pixels for pixels in prepared if not isinstance(pixels, UserError)]
         try:
             best = iter(classify(self.module, good, self.top_k) if good else ())
         except UserError as error:  # of an image, whose answers are not finite
-            return [error] if len(images) == 1 else [self.predict([image])[0] for image in images]
-        return [error if isinstance(error, UserError) else next(best) for error in found]
+            if len(images) == 1:
+                return [error]
+            return [self.predict([image])[0] for image in images]
+        return [pixels if isinstance(pixels, UserError) else next(best) for pixels in prepared]
 
     def _prepared(self, image: bytes) -> Any:
         try:
@@ -129,7 +134,7 @@ class Classifier(LitAPI):
         return JSONResponse({"predictions": output})
 
 
-def run(load: Callable[[], Any], about: dict[str, Any], top_k: int | None, host: str, port: int) -> None:
+def run(load: Callable[[], Any], about: Settings, top_k: int | None, host: str, port: int) -> None:
     """Serve until Ctrl-C, and answer the requests in flight; `about` is what /info says of the model."""
     # Without a timeout: PLACES bounds how long a request waits.
     server = LitServer(Classifier(load, top_k), model_metadata=about, timeout=False, disable_openapi_url=True)

@@ -102,7 +102,8 @@ class Bucket(Folder):
 
     def __init__(self, root: str, cache_dir: Path, limit: int) -> None:
         super().__init__(root)
-        self.cache_dir, self.limit = cache_dir, limit
+        self.cache_dir = cache_dir
+        self.limit = limit
         self.folder = cache_dir
         """Where the files of these shards are kept."""
 
@@ -148,9 +149,9 @@ class Bucket(Folder):
     def _make_room(self, size: int) -> None:
         """Remove what killed processes have left, and the chunks used longest ago until `size` bytes fit."""
         disk.clear_scratch(self.cache_dir)
-        found = [(path.stat(), path) for path in self.cache_dir.glob("*/*/chunk-*.bin")]
-        used = sum(status.st_size for status, _ in found)
-        for status, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+        chunks = [(path.stat(), path) for path in self.cache_dir.glob("*/*/chunk-*.bin")]
+        used = sum(status.st_size for status, _ in chunks)
+        for status, path in sorted(chunks, key=lambda chunk: chunk[0].st_mtime_ns):
             if used + size > self.limit:
                 path.unlink()
                 used -= status.st_size
@@ -158,8 +159,8 @@ class Bucket(Folder):
     def _fetch(self, name: str) -> bytes:
         """A file. Raises UserError, and OutageError after `PATIENCE` seconds of failures."""
         address = f"{self.root}/{name}"
-        scheme, _, place = address.partition("://")
-        bucket, _, key = place.partition("/")
+        scheme, _, path = address.partition("://")
+        bucket, _, key = path.partition("/")
         end, (pause, longest) = time.monotonic() + PATIENCE, PAUSES
         while True:
             try:
@@ -209,6 +210,9 @@ def client(process: int, endpoint_url: str | None) -> Any:
     import boto3
     from botocore.config import Config
 
-    once: Any = {"total_max_attempts": 1}  # `Bucket` tries again, also where an answer ends amid its body
-    config = Config(retries=once, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+    config = Config(
+        retries={"total_max_attempts": 1},  # `Bucket` tries again, also where an answer ends amid its body
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+    )
     return boto3.Session().client("s3", config=config, endpoint_url=endpoint_url)

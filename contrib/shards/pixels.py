@@ -1,6 +1,5 @@
 """What `cait shards` changes in the training images: large ones made smaller, or pixels in place of image files."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from PIL import ExifTags, Image
 
 from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
 from cait.errors import UserError
-from cait.settings import Group, In
+from cait.settings import Group, In, Settings, as_text
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,21 @@ class Pixels(Group):
         upright = "upright" if self.exif_orientation else "as stored"
         return f"raw pixels{size}, {upright}, {f'on {self.background}' if self.background else 'without alpha'}"
 
-    def used(self) -> dict[str, Any]:
+    def used(self) -> Settings:
         """The settings that matter, for shards.json."""
         names = ["max_side", "raw", *(["exif_orientation", "background"] if self.raw else ["quality"])]
         return {name: getattr(self, name) for name in names}
 
-    def check(self, settings: Mapping[str, Any]) -> None:
+    def check(self, settings: Settings) -> None:
         """Raise UserError if a run with these settings would read other pixels from the files than the raw ones."""
         for name in ("exif_orientation", "background") if self.raw else ():
-            values = (getattr(self, name), settings[name])
-            made, wanted = ("null" if value is None else str(value).lower() for value in values)
-            if made != wanted:
-                remedy = f"give --data.{name} {made}, or make the shards again"
-                raise UserError(f"the raw pixels of the shards are of {name} {made}, the run has {wanted}: {remedy}")
+            stored = as_text(getattr(self, name)).lower()
+            wanted = as_text(settings[name]).lower()
+            if stored != wanted:
+                raise UserError(
+                    f"the raw pixels of the shards are of {name} {stored}, the run has {wanted}: "
+                    f"give --data.{name} {stored}, or make the shards again"
+                )
 
     def stored(self, data: bytes, name: str) -> bytes:
         """What is stored in place of an image file."""
@@ -62,7 +63,8 @@ class Pixels(Group):
                     return data
                 else:
                     image.load()
-                    turned, plain = orientation(image), as_plain(image, name)
+                    turned = orientation(image)
+                    plain = as_plain(image, name)
         except Exception:  # of many kinds, by Pillow's decoders
             return data
         if (size := self._size(plain.size)) != plain.size:
@@ -81,7 +83,7 @@ class Pixels(Group):
     def _size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height in which an image of this size is stored."""
         longer = max(size)
-        if self.max_side is None or longer <= self.max_side:
+        if not self.max_side or longer <= self.max_side:
             return size
         width, height = (max(1, round(side * self.max_side / longer)) for side in size)
         return width, height

@@ -28,15 +28,15 @@ def shards(arguments: list[str], program: Program) -> None:
     from cait.extras.display import root_name
     from contrib.shards import writer
 
-    root, settings = asked.root, {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
+    root = asked.root
+    settings = {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
     opened = program.data(root=root, **settings).source if program.data else source.open_source(root, **settings)
     opened.prepare()
     splits = {"train": asked.train_split, "val": asked.val_split}
     workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        how = (splits, asked.out, asked.images, workers, pixels)
-        for images in writer.make(opened, root_name(root), *how):
+        for images in writer.make(opened, root_name(root), splits, asked.out, asked.images, workers, pixels):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")
@@ -66,8 +66,11 @@ def _options() -> Options:
     options.add_argument("--max_side", type=int, metavar="N", help="make larger training images so many pixels long")
     options.add_argument("--quality", type=int, metavar="Q", help="JPEG quality of those; default 95")
     options.add_argument("--raw", action="store_true", help="store the pixels of training images, not image files")
-    upright = "of raw pixels, as --data.exif_orientation"
-    options.add_argument("--exif_orientation", choices=("true", "false"), help=upright)
+    options.add_argument(
+        "--exif_orientation",
+        choices=("true", "false"),
+        help="of raw pixels, as --data.exif_orientation",
+    )
     options.add_argument("--background", metavar="COLOR", help="of raw pixels, as --data.background; or null")
     for name, default in NAMES.items():
         options.add_argument(f"--{name}", default=default, metavar="NAME", help=f"as --data.{name}")

@@ -70,10 +70,12 @@ def make(
         split: [os.fsencode(below(root, samples.name(index))) for index in range(len(samples))]
         for split, samples in sets.items()
     }
-    head: dict[str, Any] = {"class_names": source.class_names, "images_per_chunk": images}
-    head |= {"pixels": pixels.used()} if pixels else {}
+    head: Record = {"class_names": source.class_names, "images_per_chunk": images}
+    if pixels:
+        head["pixels"] = pixels.used()
     digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
-    plan, content = json.dumps({**head, "splits": splits, "names": digests}), {"version": VERSION, **head}
+    plan = json.dumps({**head, "splits": splits, "names": digests})
+    content = {"version": VERSION, **head}
     with disk.file_lock(out.parent / f".{out.name}.lock"):
         _start_writing(out, plan)
         chunks = Chunks(sets, out, images, pixels)
@@ -110,7 +112,8 @@ class Chunks(Dataset[tuple[str, Record]]):
     """Chunks to be made: indexing makes a missing one, and gives its set and what is known of it."""
 
     def __init__(self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None) -> None:
-        self.sets, self.images = sets, images
+        self.sets = sets
+        self.images = images
         self.pixels = {"train": pixels, "val": None}
         shuffled = torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy()
         self.orders = {"train": shuffled, "val": np.arange(len(sets["val"]))}
@@ -144,20 +147,25 @@ def pack(images: Iterable[tuple[bytes, int]], count: int) -> bytes:
     In uint32 it holds `count`, the place of each item and the end. An item is the sizes of image and label in
     uint32, the image, and the label in int64. Raises UserError if the images are too large for one chunk.
     """
-    items, places = [], [4 * (count + 2)]
+    items = []
+    end = 4 * (count + 2)
+    header = [count, end]
     for data, label in images:
-        items.append(struct.pack("<II", len(data), 8) + data + struct.pack("<q", label))
-        places.append(places[-1] + len(items[-1]))
-        if places[-1] >= LARGEST:
+        item = struct.pack("<II", len(data), 8) + data + struct.pack("<q", label)
+        items.append(item)
+        end += len(item)
+        header.append(end)
+        if end >= LARGEST:
             raise UserError(f"a chunk of {count} images would have more than 4 GB: lower --images")
-    return b"".join([np.array([count, *places], "<u4").tobytes(), *items])
+    return np.array(header, "<u4").tobytes() + b"".join(items)
 
 
 def described(chunk: bytes) -> Record:
     """Size and checksum of a chunk, and the columns of its images."""
     (count,) = struct.unpack_from("<I", chunk)
-    places = np.frombuffer(chunk, "<u4", count + 1, 4)
-    starts, ends = places[:-1] + 8, places[1:] - 8
+    bounds = np.frombuffer(chunk, "<u4", count + 1, 4)
+    starts = bounds[:-1] + 8
+    ends = bounds[1:] - 8
     return {
         "size": len(chunk),
         "sha256": hashlib.sha256(chunk).hexdigest(),
@@ -190,8 +198,10 @@ def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes,
 def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes]) -> Record:
     """Write the table of a set and LitData's index of it; return what shards.json says of the files."""
     paths = chunks.paths[split]
-    np.savez(file := BytesIO(), **table_of(records, chunks.orders[split], names))
-    _write(paths[0].with_name(TABLE), table := file.getvalue())
+    file = BytesIO()
+    np.savez(file, **table_of(records, chunks.orders[split], names))
+    table = file.getvalue()
+    _write(paths[0].with_name(TABLE), table)
     listed = [
         {"chunk_bytes": record["size"], "chunk_size": len(record["sizes"]), "dim": None, "filename": path.name}
         for path, record in zip(paths, records, strict=True)
@@ -204,10 +214,12 @@ def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes
     }
 
 
-def table_of(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict[str, Any]:
+def table_of(records: list[Record], order: np.ndarray, names: list[bytes]) -> Record:
     """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
     places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order))
     ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-    table: dict[str, Any] = {"names": np.frombuffer(b"".join(names), np.uint8), "ends": ends, "places": places}
-    return table | {name: np.concatenate([record[name] for record in records])[places] for name in COLUMNS}
+    table: Record = {"names": np.frombuffer(b"".join(names), np.uint8), "ends": ends, "places": places}
+    for name in COLUMNS:
+        table[name] = np.concatenate([record[name] for record in records])[places]
+    return table

@@ -60,7 +60,8 @@ class Grid:
                 self._measured.append(f"--trainer.callbacks+={monitor.__name__}.callback.Monitor")
                 self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
             seeds = range(self._chosen["seeds"])
-            self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
+            self.runs = [run for seed in seeds for run in self._methods(seed)]
+            self.runs += [run for seed in seeds for run in self._places(seed)]
             if not self.runs:
                 raise UserError(f"{path}: the size {size} has no runs")
             refuse_chosen(more, "seed_everything", *(name for run in self.runs for name in run.settings))
@@ -70,18 +71,21 @@ class Grid:
             raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
 
     def _methods(self, seed: int) -> Iterable[StudyRun]:
-        rates, known = self._content["drop_path_rate"], self._content["methods"]
+        rates = self._content["drop_path_rate"]
+        known = self._content["methods"]
         # Deep runs first: the last to end is then a short one.
         for depth in sorted(self._chosen["depths"], reverse=True):
             for method in self._chosen.get("methods", known):
-                about = dict(known[method])
-                paper, adapted = about.pop("paper", None), about.pop("adapted", True)
-                rate = rates[depth] if adapted else rates[min(rates)]
-                settings = about | {"model.fields.depth": depth, "model.drop_path_rate": rate}
+                settings = dict(known[method])
+                paper = settings.pop("paper", None)
+                is_adapted = settings.pop("adapted", True)
+                settings["model.fields.depth"] = depth
+                settings["model.drop_path_rate"] = rates[depth if is_adapted else min(rates)]
                 yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
 
     def _places(self, seed: int) -> Iterable[StudyRun]:
-        known, rate = self._content["places"], self._content["drop_path_rate"][PLACES_DEPTH]
+        known = self._content["places"]
+        rate = self._content["drop_path_rate"][PLACES_DEPTH]
         plain = {"model.fields.residual": "plain", "model.fields.depth": PLACES_DEPTH, "model.drop_path_rate": rate}
         for place in self._chosen.get("places", known):
             settings = plain | known[place]

@@ -10,7 +10,8 @@ from contrib.study.results import Result, Table
 
 def write_report(results: Sequence[Result], path: Path, title: str) -> None:
     """The tables as Markdown: means over the seeds, and their spread."""
-    methods, places = ([result for result in results if result.is_place is kind] for kind in (False, True))
+    methods = [result for result in results if not result.is_place]
+    places = [result for result in results if result.is_place]
     lines = [f"# {title}", ""]
     if methods:
         lines += _depth_table(Table(methods))
@@ -28,7 +29,8 @@ def _markdown(heading: str, titles: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def _depth_table(table: Table) -> list[str]:
-    first, last = table.depths[0], table.depths[-1]
+    first = table.depths[0]
+    last = table.depths[-1]
     seeds = len({result.seed for result in table.results})
     rows = []
     for method in table.methods:
@@ -57,12 +59,12 @@ def draw_depth(results: Sequence[Result], path: Path) -> None:
     """Accuracy against depth: mean over the seeds, spread as bars."""
     table = Table([result for result in results if not result.is_place])
     figure, ((axes,),) = plots.grid(1, 1, 6.5, 4)
-    for place, method in enumerate(table.methods):
-        found = [(depth, table.accuracy(method, depth)) for depth in table.depths]
-        points = [(depth, *accuracy) for depth, accuracy in found if accuracy]
+    for number, method in enumerate(table.methods):
+        accuracies = [(depth, table.accuracy(method, depth)) for depth in table.depths]
+        points = [(depth, *accuracy) for depth, accuracy in accuracies if accuracy]
         depths, means, spreads = zip(*points, strict=True) if points else ((), (), ())
-        style = dict(marker="o", markersize=3, capsize=2, linestyle="-" if place < 8 else "--")
-        axes.errorbar(depths, means, spreads, label=method, **style)
+        line = "-" if number < 8 else "--"
+        axes.errorbar(depths, means, spreads, label=method, marker="o", markersize=3, capsize=2, linestyle=line)
     axes.set(xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths)
     figure.legend(loc="outside right upper")
     plots.write(figure, path)

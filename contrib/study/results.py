@@ -11,6 +11,9 @@ from cait.extras import curves
 from cait.run import rundir
 from contrib.study.grid import StudyRun
 
+Spread = tuple[float, float]
+"""Mean and standard deviation."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result(StudyRun):
@@ -41,14 +44,16 @@ def result_of(run: StudyRun, folder: Path) -> Result:
         logged = curves.read(folder)
     except UserError:
         logged = {}
-    names = ("val/acc1", "val/loss", "train/loss")
-    acc1, loss, train_loss = (logged[name][1] if name in logged else [math.nan] for name in names)
+
+    def values(name: str) -> list[float]:
+        return logged[name][1] if name in logged else [math.nan]
+
     return Result(
         **vars(run),
-        acc1=acc1[-1],
-        best=max(acc1),
-        loss=loss[-1],
-        train_loss=train_loss[-1],
+        acc1=values("val/acc1")[-1],
+        best=max(values("val/acc1")),
+        loss=values("val/loss")[-1],
+        train_loss=values("train/loss")[-1],
         failed=(folder / rundir.NONFINITE).exists(),
     )
 
@@ -64,19 +69,20 @@ class Table:
     def of(self, method: str, depth: int | None = None) -> list[Result]:
         return [r for r in self.results if r.method == method and depth in (None, r.depth)]
 
-    def accuracy(self, method: str, depth: int | None = None) -> tuple[float, float] | None:
+    def accuracy(self, method: str, depth: int | None = None) -> Spread | None:
         """Mean and standard deviation of the final top-1 over the seeds; None without a run."""
         return mean_and_spread([result.acc1 for result in self.of(method, depth)])
 
-    def gain(self, method: str, first: int, last: int) -> tuple[float, float] | None:
+    def gain(self, method: str, first: int, last: int) -> Spread | None:
         """Mean and standard deviation over the seeds of the deeper network's gain."""
         at_first = {result.seed: result.acc1 for result in self.of(method, first)}
         return mean_and_spread([r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first])
 
 
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
+def mean_and_spread(values: Sequence[float]) -> Spread | None:
     """Mean and standard deviation of a sample; the deviation of one value is 0. None for no values."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return None
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.mean(values), spread

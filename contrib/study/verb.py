@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.progress import Progress
 
@@ -33,10 +32,10 @@ resumed. Further options go to every run, as --trainer.max_epochs 5."""
 
 def study(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
-    given, settings = _parse(arguments)
-    grid = Grid(given.grid, given.size, given.data, settings)
-    disk.check_inside(given.out)
-    runs = StudyRuns(grid, given.out, given.jobs or (1 if given.data else cores.share(1)), program)
+    args, settings = _parse(arguments)
+    grid = Grid(args.grid, args.size, args.data, settings)
+    disk.check_inside(args.out)
+    runs = StudyRuns(grid, args.out, args.jobs or (1 if args.data else cores.share(1)), program)
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
     runs.check(wanted.values())
@@ -45,7 +44,7 @@ def study(arguments: list[str], program: Program) -> None:
         print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are done already")
     _train(runs, missing)
     results = [result_of(run, runs.folder / originals[run.name].name) for run in grid.runs]
-    for path in _write(results, runs, given.data):
+    for path in _write(results, runs, args.data):
         print(os.path.relpath(path))
 
 
@@ -56,12 +55,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options.add_argument("--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study")
     options.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper")
     options.add_argument("--jobs", type=int, help="runs at a time; default one for each core, with --data 1")
-    given, settings = options.parse_known_args(arguments)
-    if given.jobs is not None and given.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {given.jobs}")
+    args, settings = options.parse_known_args(arguments)
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     if settings and not settings[0].startswith("--"):
         raise UserError(f"`cait study` takes options only, not {settings[0]!r}; the folder of images is --data DIR")
-    return given, settings
+    return args, settings
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,12 @@ class StudyRuns:
     def check(self, wanted: Iterable[StudyRun]) -> None:
         """Raise UserError if one was trained with other settings, to its end or not."""
         for run in wanted:
-            path, settings = self.folder / run.name / RESULT, self.grid.arguments(run)
+            path = self.folder / run.name / RESULT
+            settings = self.grid.arguments(run)
             if path.is_file() and disk.read_json(path, {"settings": [str]})["settings"] != settings:
-                other = f"{path.parent} was trained with other settings"
-                raise UserError(f"{other}; remove {self.folder} or give another --out")
+                raise UserError(
+                    f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
+                )
 
     def is_done(self, run: StudyRun) -> bool:
         """Whether it has come to its end, or to that of its gradients."""
@@ -92,7 +93,8 @@ class StudyRuns:
 
         A UserError says that it failed for another reason than its gradients.
         """
-        folder, settings = self.folder / run.name, self.grid.arguments(run)
+        folder = self.folder / run.name
+        settings = self.grid.arguments(run)
         folder.mkdir(parents=True, exist_ok=True)
         disk.write_json(folder / RESULT, {"settings": settings})
         # Threads that share cores would wait for each other.
@@ -111,17 +113,18 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
     """Train the missing runs, several at a time."""
     if not missing:
         return
-    how: Any = dict(speed_estimate_period=600, console=console())
-    with interruptible("runs"), Progress(**how) as progress, ThreadPoolExecutor(runs.jobs) as pool:
+    bar = Progress(speed_estimate_period=600, console=console())
+    with interruptible("runs"), bar as progress, ThreadPoolExecutor(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         try:
             for number, future in enumerate(as_completed(waiting), 1):
-                run, result = waiting[future], future.result()
-                if result is not None:
+                run = waiting[future]
+                result = future.result()
+                if result:
                     progress.advance(task, run.depth)
-                    reached = f"{result.acc1:.2f} %{', failed' * result.failed}"
-                    progress.console.print(f"{number:>4} of {len(missing)}  {run.name}: {reached}")
+                    text = f"{number:>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %"
+                    progress.console.print(text + ", failed" * result.failed)
         except BaseException:
             runs.stopped.set()  # those that train save
             pool.shutdown(wait=False, cancel_futures=True)
@@ -130,7 +133,8 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
 
 def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
     """Write tables and figures; return their paths."""
-    folder, place = runs.folder, data or "the embedded digits"
+    folder = runs.folder
+    place = data or "the embedded digits"
     written = [folder / "results.csv", folder / "study.md"]
     rows = ([getattr(result, name) for name in Result.FIELDS] for result in results)
     disk.write_csv(written[0], Result.FIELDS, rows)

@@ -15,8 +15,8 @@ from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
 from cait.train.metrics import known_mode
 
-SAMPLERS: dict[str, Any] = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
-PRUNERS: dict[str, Any] = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
+SAMPLERS: Settings = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
+PRUNERS: Settings = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
 SHAPE = {
     "name?": str,
     "config?": (str, list),
@@ -48,10 +48,11 @@ class SearchSpace:
         configurations.check_run_name(self.name)
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
-        settings = {"best_metric": "val/acc1"} | flatten(content.get("settings", {}))
-        self.settings: Settings = settings | ({"best_metric": content["metric"]} if "metric" in content else {})
+        self.settings: Settings = {"best_metric": "val/acc1", **flatten(content.get("settings", {}))}
+        if "metric" in content:
+            self.settings["best_metric"] = content["metric"]
         disk.check_shape(self.settings, {"best_metric": str}, path, "settings")
-        self.axes = {str(name): self._axis(str(name), given) for name, given in content["space"].items()}
+        self.axes = {str(name): self._axis(str(name), values) for name, values in content["space"].items()}
         self.metric: str = self.settings["best_metric"]
         mode = self.settings.get("best_mode") or known_mode(self.metric, {})
         self.settings["best_mode"], self.is_max = mode, mode == "max"  # files of `config` may have another mode
@@ -78,8 +79,10 @@ class SearchSpace:
             is_whole = all(isinstance(value, int) for value in (given["low"], given["high"], given.get("step", 1)))
             return IntDistribution(**given) if is_whole else FloatDistribution(**given)
         except (ValueError, TypeError, KeyError) as error:
-            rule = "must be a list, or {low: A, high: B} with log: true or step: N"
-            raise UserError(f"{self.path}: space.{name} {rule}, got {as_text(given)}: {one_line(error)}") from error
+            raise UserError(
+                f"{self.path}: space.{name} must be a list, or {{low: A, high: B}} with log: true or step: N, "
+                f"got {as_text(given)}: {one_line(error)}"
+            ) from error
 
     def _points(self) -> list[Settings]:
         """All combinations of values. From one to the next the last setting changes fastest."""
@@ -94,10 +97,10 @@ class SearchSpace:
         """The sampler of one trial, seeded by its number: processes that share a sweep draw different trials."""
         return self._made("sampler", SAMPLERS, "tpe", seed=self.content.get("seed", 0) * SEEDS + number)
 
-    def _made(self, key: str, kinds: dict[str, Any], default: str, **options: Any) -> Any:
+    def _made(self, key: str, kinds: Settings, default: str, **options: Any) -> Any:
         """Optuna's sampler or pruner with the options in the file."""
-        given = self.content.get(key, default)
-        chosen = {"name": given} if isinstance(given, str) else {"name": default, **given}
+        choice = self.content.get(key, default)
+        chosen = {"name": choice} if isinstance(choice, str) else {"name": default, **choice}
         name = str(chosen.pop("name"))
         if name not in kinds:
             raise UserError(f"{self.path}: {key} must be one of {', '.join(kinds)}, got {name}")

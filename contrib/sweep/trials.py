@@ -42,13 +42,16 @@ class Sweep:
     """
 
     def __init__(self, search: SearchSpace, folder: Path, program: Program) -> None:
-        self.search, self.folder, self.program = search, folder, program
+        self.search = search
+        self.folder = folder
+        self.program = program
         self._held: BaseFileLock | None = None
         with file_lock(folder / LOCK):
             self.study = self._open()
 
     def _open(self) -> Study:
-        search, told = self.search, json.dumps(self.search.told, sort_keys=True)
+        search = self.search
+        space = json.dumps(self.search.told, sort_keys=True)
         address = f"sqlite:///{(self.folder / STUDY).resolve()}"
         study = optuna.create_study(
             study_name=NAME,
@@ -60,8 +63,8 @@ class Sweep:
         if SPACE not in study.user_attrs:
             for point in search.grid:
                 study.enqueue_trial(point, skip_if_exists=True)
-            study.set_user_attr(SPACE, told)
-        elif study.user_attrs[SPACE] != told:
+            study.set_user_attr(SPACE, space)
+        elif study.user_attrs[SPACE] != space:
             if self._has_begun():
                 raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
             optuna.delete_study(study_name=NAME, storage=address)
@@ -73,7 +76,7 @@ class Sweep:
 
     def train(self) -> None:
         """Train until no trial is left to begin."""
-        while (trial := self.next_trial()) is not None:
+        while trial := self.next_trial():
             print(trial_folder(self.folder, trial.number).name, *_assigned(trial), sep="  ", flush=True)
             value, state = self._train(trial)
             print(in_words(self.study.tell(trial, value, state), self.search.metric), flush=True)
@@ -106,7 +109,7 @@ class Sweep:
 
         Raises UserError if `fit` has refused the trial before any trial began, or the disk is full.
         """
-        folder, metric = trial_folder(self.folder, trial.number), self.search.metric
+        folder = trial_folder(self.folder, trial.number)
         with file_lock(folder / rundir.LOCK):
             pass  # a sweep that is killed may leave its trial training
         settings = self.search.arguments(trial.params)
@@ -120,7 +123,7 @@ class Sweep:
             raise UserError(f"{folder.name}: {cause}; make room and give the same command again")
         values = self._reported(trial)
         if not (cause or values):
-            cause = f"it has no finite {metric}"
+            cause = f"it has no finite {self.search.metric}"
         if cause:
             trial.set_user_attr(CAUSE, cause)
             return None, TrialState.FAIL

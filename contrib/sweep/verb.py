@@ -20,13 +20,13 @@ def sweep(arguments: list[str], program: Program) -> None:
     """Train the missing trials of a sweep and list all, the best first."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
-    given = options.parse_args(arguments)
-    if find_spec("optuna") is None:  # told before anything that takes long
+    args = options.parse_args(arguments)
+    if not find_spec("optuna"):  # told before anything that takes long
         raise UserError(f"a sweep needs Optuna: {to_install('optuna')}")
     from contrib.sweep import trials
     from contrib.sweep.search_space import SearchSpace
 
-    search = SearchSpace(given.space)
+    search = SearchSpace(args.space)
     folder = rundir.LOGS / search.name
     disk.check_inside(folder)
     work = trials.Sweep(search, folder, program)
@@ -43,8 +43,11 @@ def sweep(arguments: list[str], program: Program) -> None:
 
 
 def _say_what_next(best: Path, name: str, program: Program) -> None:
-    config, options = best / rundir.CONFIG, f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
-    make = f'make train CONFIG={config} RUN={name}-best ARGS="{options}"'
-    train = to_type(make, f"cait fit --config {config} --run_name {name}-best {options}")
+    config = best / rundir.CONFIG
+    options = f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
+    train = to_type(
+        f'make train CONFIG={config} RUN={name}-best ARGS="{options}"',
+        f"cait fit --config {config} --run_name {name}-best {options}",
+    )
     print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
     print(f"Score it:\n  {program.command('eval', best)}")

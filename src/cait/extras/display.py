@@ -1,20 +1,21 @@
 """Names and times as screens and pages show them."""
 
 from pathlib import Path
-from typing import Any
 
 from cait.model.config import VARIANTS
+from cait.settings import Settings
 
 
-def network_name(name: str, fields: dict[str, Any] | None = None) -> str:
+def network_name(name: str, fields: Settings | None = None) -> str:
     """A network by its settings `model.name` and `model.fields`: "xxs24", "CaiT 6×96", "timm/vit_small_patch16_224".
 
     A CaiT has the name of the paper's model with its depth and width; if there is none, it is "CaiT depth×width".
     """
     if name not in VARIANTS:
         return name
-    given = VARIANTS[name] | (fields or {})
-    depth, width = given["depth"], given["embed_dim"]
+    settings = VARIANTS[name] | (fields or {})
+    depth = settings["depth"]
+    width = settings["embed_dim"]
     for variant, row in VARIANTS.items():
         if (row["depth"], row["embed_dim"]) == (depth, width):
             return variant

@@ -6,8 +6,9 @@ Features and Underperform Out-of-Distribution", Kumar et al., ICLR 2022).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import default_collate
 
 from cait import cores
 from cait.data.dataset import EvalImages, Samples
-from cait.data.reading import UnreadableImages
+from cait.data.reading import UnreadableImageError, UnreadableImages, load_image
 from cait.errors import UserError
 from cait.model.network import in_evaluation, logits_of
 
@@ -72,7 +73,8 @@ def extract(
     unreadable = UnreadableImages()
     images = EvalImages(samples, data.eval_transform, unreadable, data.settings)
     chosen = range(len(samples)) if chosen is None else chosen
-    home, columns = next(network.parameters()).device, []
+    home = next(network.parameters()).device
+    columns = []
     network.to(device)
     try:
         with in_evaluation(network), ThreadPoolExecutor(cores.share(1)) as pool:
@@ -80,17 +82,17 @@ def extract(
                 batch, labels = default_collate([*pool.map(images.__getitem__, chosen[start : start + BATCH])])
                 batch = batch.to(device)
                 seen = data.normalize_and_erase(batch) if batch.dtype == torch.uint8 else batch
-                small = nn.functional.adaptive_avg_pool2d(seen, min(SIDE, seen.shape[-1]) if pixels else 0)
-                kept = small.flatten(1).half().cpu().numpy()
-                found = inputs(network, head, seen) if features else np.empty((len(seen), 0), np.float32)
-                columns.append((found, labels.numpy(), kept))
+                side = min(SIDE, seen.shape[-1]) if pixels else 0
+                small = nn.functional.adaptive_avg_pool2d(seen, side).flatten(1).half().cpu().numpy()
+                vectors = inputs(network, head, seen) if features else np.empty((len(seen), 0), np.float32)
+                columns.append((vectors, labels.numpy(), small))
     finally:
         network.to(home)
-    of_images, marks, planes = map(np.concatenate, zip(*columns, strict=True))
-    if not np.isfinite(of_images).all():
+    vectors, labels, thumbnails = map(np.concatenate, zip(*columns, strict=True))
+    if not np.isfinite(vectors).all():
         raise UserError("the network has features that are not finite")
     readable = np.array([samples.name(index) not in unreadable.seen for index in chosen])
-    return Extracted(of_images, marks, np.array(chosen), planes).at(readable)
+    return Extracted(vectors, labels, np.array(chosen), thumbnails).at(readable)
 
 
 @torch.inference_mode()
@@ -113,6 +115,20 @@ def evenly(count: int, most: int) -> list[int]:
     return list(range(count)) if count <= most else [i * count // most for i in range(most)]
 
 
+def one_of_each(images: EvalImages, labels: Iterable[int]) -> Iterator[tuple[int, int, Any]]:
+    """The first readable image of each of the labels: its number, its label, and the image as it is decoded."""
+    missing = {*labels}
+    for index in range(len(images)):
+        if not missing:
+            break
+        with suppress(UnreadableImageError):
+            raw, label = images.samples[index]
+            if label in missing:
+                image = load_image(raw, images.samples.name(index), images.reading)
+                missing.remove(label)
+                yield index, label, image
+
+
 class Rows(NamedTuple):
     """What a head is solved on."""
 
@@ -130,10 +146,10 @@ class Rows(NamedTuple):
         """The mean loss under a layer [D + 1, C]. Its last row is the bias. Of several labels, one against the rest."""
         logits = torch.addmm(layer[-1], self.features, layer[:-1])
         if self.targets.ndim == 2:
-            each = binary_cross_entropy_with_logits(logits, self.targets.to(logits), reduction="none").sum(1)
+            losses = binary_cross_entropy_with_logits(logits, self.targets.to(logits), reduction="none").sum(1)
         else:
-            each = cross_entropy(logits, self.targets, reduction="none")
-        return (each * self.weights).mean()
+            losses = cross_entropy(logits, self.targets, reduction="none")
+        return (losses * self.weights).mean()
 
 
 class Head(NamedTuple):
@@ -156,7 +172,8 @@ def solve(
     torch.set_num_threads(1)  # so that the bits do not depend on their number
     try:
         features = features.double()
-        mean, deviation = features.mean(0), features.std(0, correction=0)
+        mean = features.mean(0)
+        deviation = features.std(0, correction=0)
         deviation = deviation.where(deviation > 0, 1.0)
         counts = torch.ones(len(features)) if weights is None else weights / weights.mean()
         rows = Rows((features - mean) / deviation, targets, counts.double())
@@ -172,34 +189,43 @@ def solve(
 
 def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
     """The layer and the C with the least loss on the rows held out, from strong regularization to weak."""
-    held = held_out(rows.targets)
-    if not held.any():
+    is_held_out = held_out(rows.targets)
+    if not is_held_out.any():
         return layer, USUAL
-    seen, unseen = rows.part(~held), rows.part(held)
-    least, best, strength = torch.inf, layer, USUAL
+    seen = rows.part(~is_held_out)
+    unseen = rows.part(is_held_out)
+    least = torch.inf
+    best = layer
+    strength = USUAL
     for candidate in STRENGTHS:
         layer = fit(seen, candidate, layer)
         loss = unseen.loss(layer).item()
         if loss >= least:
             break
-        least, best, strength = loss, layer, candidate
+        least = loss
+        best = layer
+        strength = candidate
     return best, strength
 
 
 def held_out(targets: Tensor) -> Tensor:
     """Which rows are held out, bool [N]: one of HELD_OUT of each class, spread evenly over them."""
     labels = targets.argmax(1) if targets.ndim == 2 else targets
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
-        held[(labels == label).nonzero()[HELD_OUT - 1 :: HELD_OUT]] = True
-    return held
+        is_held_out[(labels == label).nonzero()[HELD_OUT - 1 :: HELD_OUT]] = True
+    return is_held_out
 
 
 def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
     """The layer [D + 1, C] with the least loss and L2 penalty on all but the bias, from a start of that shape."""
     layer = start.clone().requires_grad_()
-    how: Any = dict(max_iter=ITERATIONS, tolerance_grad=TOLERANCE, line_search_fn="strong_wolfe")
-    optimizer = torch.optim.LBFGS([layer], **how)
+    optimizer = torch.optim.LBFGS(
+        [layer],
+        max_iter=ITERATIONS,
+        tolerance_grad=TOLERANCE,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -213,6 +239,9 @@ def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
 
 def classify(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: int) -> np.ndarray:
     """The classes of `others` [M, D] by a head that is solved on rows [N, D], or a part of them, with C 1."""
-    seen = evenly(len(rows), max(2 * classes, WORK // (rows.shape[1] * max(10, classes))))
-    head = solve(torch.from_numpy(rows[seen]), torch.from_numpy(labels[seen]), classes, strength=1.0)
-    return (others @ head.weight.numpy().T + head.bias.numpy()).argmax(1)
+    width = rows.shape[1]
+    some = evenly(len(rows), max(2 * classes, WORK // (width * max(10, classes))))
+    features = torch.from_numpy(rows[some])
+    head = solve(features, torch.from_numpy(labels[some]), classes, strength=1.0)
+    logits = others @ head.weight.numpy().T + head.bias.numpy()
+    return logits.argmax(1)

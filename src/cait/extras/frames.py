@@ -15,7 +15,6 @@ LOOKED_AT, SIDE = 50, 32
 """Validation images whose neighbors are looked at, and the side in pixels at which two are compared."""
 SAME, OF_CONTRAST = 4.0, 0.25
 """Alike are two that differ by fewer gray levels, and by less than this part of what one differs from its mean."""
-REMEDY = "keep each scene together, by --data.group_by or a column `group` of --data.labels"
 
 
 def told_of_frames(source: FolderSource) -> str | None:
@@ -24,24 +23,25 @@ def told_of_frames(source: FolderSource) -> str | None:
         return None
     names = sorted(source.train.name(index) for index in range(len(source.train)))
     looked_at = [source.val.name(index) for index in evenly(len(source.val), LOOKED_AT)]
-    alike = [name for name in looked_at if _alike(name, _beside(name, names))]
+    alike = [name for name in looked_at if _has_twin(name, names)]
     if len(alike) < max(3, 0.1 * len(looked_at)):
         return None
-    share = f"{len(alike)} of {len(looked_at)} validation images that were looked at"
-    return f"{share} look like a training image beside them, as {alike[0]}, so scores will be too good; {REMEDY}"
+    return (
+        f"{len(alike)} of {len(looked_at)} validation images that were looked at look like a training image beside "
+        f"them, as {alike[0]}, so scores will be too good; keep each scene together, by --data.group_by or a column "
+        "`group` of --data.labels"
+    )
 
 
-def _beside(name: str, names: list[str]) -> list[str]:
-    """Those of the sorted `names` just before and after `name`, in the same folder."""
-    place = bisect(names, name)
-    return [other for other in names[max(0, place - 1) : place + 1] if Path(other).parent == Path(name).parent]
-
-
-def _alike(name: str, others: list[str]) -> bool:
+def _has_twin(name: str, names: list[str]) -> bool:
+    """Whether an image looks like one of the sorted `names` just before or after it in the same folder."""
+    after = bisect(names, name)
+    neighbors = [other for other in names[max(0, after - 1) : after + 1] if Path(other).parent == Path(name).parent]
     with suppress(Exception):  # a run counts and names those that cannot be read
         image = _read(name)
-        most = min(SAME, OF_CONTRAST * np.abs(image - image.mean(axis=(0, 1))).mean())
-        return any(np.abs(image - _read(other)).mean() < most for other in others)
+        contrast = np.abs(image - image.mean(axis=(0, 1))).mean()
+        most = min(SAME, OF_CONTRAST * contrast)
+        return any(np.abs(image - _read(neighbor)).mean() < most for neighbor in neighbors)
     return False
 
 

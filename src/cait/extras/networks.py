@@ -10,9 +10,9 @@ from cait.errors import UserError
 
 def add_options(options: Options) -> None:
     """Take RUN, as `source`, or --name MODEL and its --weights; then --img_size and what a run's weights need."""
-    of = options.add_mutually_exclusive_group(required=True)
-    of.add_argument("source", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    of.add_argument("--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18")
+    group = options.add_mutually_exclusive_group(required=True)
+    group.add_argument("source", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    group.add_argument("--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18")
     options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_weights()
@@ -35,7 +35,7 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
     Images are prepared for a named network as timm prepares them for its weights, at their size unless --img_size is
     given.
     """
-    if checkpoint is not None:
+    if checkpoint:
         return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
@@ -13,6 +14,9 @@ from PIL import Image
 
 from cait import disk
 from cait.errors import printable
+
+MOST_PAIRS = 15
+"""Rows of a table of pairs."""
 
 
 def write(path: Path, title: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]) -> None:
@@ -38,20 +42,30 @@ def paragraph(text: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose last column holds numbers."""
-    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    lines = [_row("th", head), *(_row("td", row) for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    html = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{html}</tr>"
+
+
+def most_common(first: str, second: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """A table of the most frequent pairs, with a title for each side, and the images that have each pair."""
+    rows = [(*pair, f"{count:,}") for pair, count in Counter(pairs).most_common(MOST_PAIRS)]
+    return table((first, second, "images"), rows)
 
 
 def tiles(images: Iterable[tuple[np.ndarray, str, str]]) -> str:
     """A grid of images uint8 [S, S, 3], each with a title and a caption."""
-    parts = []
+    html = ""
     for pixels, title, caption in images:
         out = io.BytesIO()
         Image.fromarray(pixels).save(out, "JPEG", quality=92, subsampling=0)
-        words = f"<figcaption><b>{escape(title)}</b><br>{escape(caption)}</figcaption>"
-        parts.append(f"<figure>{_image(out, 'jpeg', title)}{words}</figure>")
-    return f'<div class="grid">{"".join(parts)}</div>'
+        words = f"<b>{escape(title)}</b><br>{escape(caption)}"
+        html += f"<figure>{_image(out, 'jpeg', title)}<figcaption>{words}</figcaption></figure>"
+    return f'<div class="grid">{html}</div>'
 
 
 def embed(figure: Figure, description: str) -> str:
@@ -61,6 +75,6 @@ def embed(figure: Figure, description: str) -> str:
     return _image(out, "png", description)
 
 
-def _image(content: io.BytesIO, kind: str, description: str) -> str:
+def _image(content: io.BytesIO, format: str, description: str) -> str:
     data = base64.b64encode(content.getvalue()).decode()
-    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}">'
+    return f'<img src="data:image/{format};base64,{data}" alt="{escape(description)}">'

@@ -30,16 +30,19 @@ class Counts(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        quick: dict[str, Any] = dict(ignore_index=-1, validate_args=False)
-        self.confusion = MulticlassConfusionMatrix(num_classes, **quick) if num_classes <= CLASSES_IN_MATRIX else None
-        self.calibration = MulticlassCalibrationError(num_classes, **quick)  # of 15 bins
-        self.real_acc1, self.real_acc5, self.real_images = MeanMetric(), MeanMetric(), SumMetric()
+        self.confusion = None
+        if num_classes <= CLASSES_IN_MATRIX:
+            self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=-1, validate_args=False)
+        self.calibration = MulticlassCalibrationError(num_classes, ignore_index=-1, validate_args=False)  # of 15 bins
+        self.real_acc1 = MeanMetric()
+        self.real_acc5 = MeanMetric()
+        self.real_images = SumMetric()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
         probabilities = logits.float().softmax(dim=1)
         labels = labels.where(probabilities[:, 0].isfinite(), -1)  # of NaN, the largest is the first class
-        if self.confusion is not None:
+        if self.confusion:
             self.confusion.update(logits, labels)
         self.calibration.update(probabilities, labels)
         if real is not None:  # an image without a right class is not counted
@@ -53,7 +56,7 @@ class Counts(nn.Module):
     def compute(self, with_real: bool) -> Scores:
         """The scores by name; the README lists them."""
         scores: Scores = {"calibration": _percent(self.calibration.compute())}
-        if self.confusion is not None:
+        if self.confusion:
             scores["confusion"] = self.confusion.compute().tolist()
         if with_real:
             scores["real"] = {
@@ -76,7 +79,9 @@ class Evaluation(Callback):
     """
 
     def __init__(self, scoring: Scoring) -> None:
-        self.scoring, self.data, self.extra = scoring, scoring.data, scoring.config.extra or {}
+        self.scoring = scoring
+        self.data = scoring.data
+        self.extra = scoring.config.extra or {}
         self.scores: dict[str, Scores] = {}
         self.only: Sequence[int] | None = None
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
@@ -84,18 +89,20 @@ class Evaluation(Callback):
         if scoring.module.task.several and self.extra:
             raise UserError("--extra scores class folders, and an image of this run may have several classes")
         self._sets = {name: open_extra(Path(place), self.data.class_names) for name, place in self.extra.items()}
-        if TEST not in self._sets and (test := open_test(self.data.source)) is not None:
+        if TEST not in self._sets and (test := open_test(self.data.source)):
             self._sets = {TEST: test, **self._sets}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
         is_ours = isinstance(loader, Loader) and loader.dataset is self.data.val_images
         is_imagenet = is_ours and self.data.class_names == ImageNetInfo().label_names()
-        real, self._done = real_labels(self.data.val_images.samples) if is_imagenet else None, 0
+        real = real_labels(self.data.val_images.samples) if is_imagenet else None
+        self._done = 0
         self._real = None if real is None else real[list(loader.sampler.indices)]  # of this process, in order
         self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
-        networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
-        networks = {name: network for name, network in networks.items() if network is not None}
+        networks = {"raw": pl_module.model}
+        if self._ema and self._ema.average is not None:
+            networks["ema"] = self._ema.average
         self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]
         counted = [] if pl_module.task.several else networks  # what is counted here is of one class per image
         self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted}
@@ -104,14 +111,15 @@ class Evaluation(Callback):
         """The logits [B, num_classes], without the classes that a further set does not have."""
         if self.only is None:
             return logits
-        left_out = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-        left_out[list(self.only)] = False
-        return logits.float().masked_fill(left_out, -math.inf)
+        known = torch.full_like(logits, -math.inf, dtype=torch.float)
+        known[:, self.only] = logits[:, self.only].float()
+        return known
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        labels, done = batch[1], self._done
+        labels = batch[1]
+        done = self._done
         self._done += len(labels)
         real = None if self._real is None else self._real[done : self._done].to(labels.device)
         for name, counts in self._counts.items():
@@ -127,20 +135,22 @@ class Evaluation(Callback):
         self.scoring.trainer.datamodule = None  # the data module would list all its images again
         result["extra"] = {TEST: "the test split"} if TEST in self._sets else {}
         result["extra"] |= self.extra
-        for name, found in self._sets.items():
-            self.only = found.only
-            loader = self.data.extra_val_dataloader(found.samples)
+        for name, extra_set in self._sets.items():
+            self.only = extra_set.only
+            loader = self.data.extra_val_dataloader(extra_set.samples)
             for weights, scores in self.scoring.validate(model=self.scoring.module, dataloaders=loader).items():
                 result[weights].setdefault("extra", {})[name] = scores
 
     def rows(self, core: Sequence[Row], result: Scores) -> Iterator[Row]:
         """The calibration error, and the rows of `core` on each further set."""
         yield Row("calibration error", "{:.2f} %", ("calibration",))
-        of_a_set = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
-        places = {"ReaL": ("real",)} | {name: ("extra", name) for name in result["extra"]}
-        for title, place in places.items():
-            for row in of_a_set:
-                yield Row(f"{title} {row.title}", row.form, (*place, *row.place))
+        sets: dict[str, tuple[str, ...]] = {"ReaL": ("real",)}
+        for name in result["extra"]:
+            sets[name] = ("extra", name)
+        for title, place in sets.items():
+            for row in core:
+                if row.place[0] not in ("acc1_macro", "loss"):
+                    yield Row(f"{title} {row.title}", row.form, (*place, *row.place))
 
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""

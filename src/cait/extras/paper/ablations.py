@@ -79,11 +79,14 @@ class AblatedSelfAttention(SelfAttention):
 
     def __init__(self, config: Any) -> None:
         nn.Module.__init__(self)  # not the constructor of SelfAttention, which has talking heads in any case
-        d, self.num_heads = config.embed_dim, config.num_heads
-        self.scale, self.cosine = (d // self.num_heads) ** -0.5, config.attention == "cosine"
+        d = config.embed_dim
+        self.num_heads = config.num_heads
+        self.scale = (d // self.num_heads) ** -0.5
+        self.cosine = config.attention == "cosine"
         self.attend = backend_named(config.attention_backend)
         self.attention_backend = self.attend.__name__ if config.talking_heads and not self.cosine else ""
-        self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
+        self.bias_qkv = scalar_bias(config)
+        self.bias_proj = scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
         self.talking_heads = config.talking_heads
@@ -114,7 +117,8 @@ class AblatedClassAttention(ClassAttention):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.cosine, self.cls_in_keys = config.attention == "cosine", config.cls_in_keys
+        self.cosine = config.attention == "cosine"
+        self.cls_in_keys = config.cls_in_keys
         add_biases(self, config, "bias_qkv", "bias_proj")
 
     def heads(self, z: Tensor, keys: Tensor) -> list[Tensor]:
@@ -149,7 +153,8 @@ class AblatedMlp(nn.Module):
     def __init__(self, config: Any, mlp: Any) -> None:
         super().__init__()
         self.bias_fc1, self.bias_act, self.bias_fc2 = (scalar_bias(config) for _ in range(3))
-        self.fc1, self.fc2 = mlp.fc1, mlp.fc2
+        self.fc1 = mlp.fc1
+        self.fc2 = mlp.fc2
         self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
@@ -162,7 +167,8 @@ class AblatedBlock(Block):
 
     def __init__(self, config: Any, attn: nn.Module, drop_path_rate: float) -> None:
         Block.__init__(self, config, attn, drop_path_rate)
-        self.norm1, self.norm2 = norm_layer(config), norm_layer(config)
+        self.norm1 = norm_layer(config)
+        self.norm2 = norm_layer(config)
         if config.act != "gelu" or config.residual == "fixup":
             self.mlp = AblatedMlp(config, self.mlp)
         self.skip = config.residual != "none"
@@ -193,7 +199,8 @@ class AblatedSelfAttentionBlock(AblatedBlock, SelfAttentionBlock):
         AblatedBlock.__init__(self, config, AblatedSelfAttention(config), config.drop_path_rate)
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        gamma_1, gamma_2 = sampled_scale(self.gamma_1, sample_1), sampled_scale(self.gamma_2, sample_2)
+        gamma_1 = sampled_scale(self.gamma_1, sample_1)
+        gamma_2 = sampled_scale(self.gamma_2, sample_2)
         x = self.add(x, self.attn(normed(self.norm1, sampled(x, sample_1)), gamma_1), sample_1)
         return self.add(x, self.mlp(normed(self.norm2, sampled(x, sample_2)), gamma_2), sample_2)
 
@@ -217,10 +224,12 @@ class AblatedCaiT(CaiT):
 
     def draw_weights(self) -> None:
         """Give the network its other tokens and norm, then draw; the last step of the constructor."""
-        at, d = self.config.class_token_at, self.config.embed_dim
+        at = self.config.class_token_at
+        d = self.config.embed_dim
         if self.config.global_pool == "avg":
             del self.cls_token
-            self.global_pool, self.num_prefix_tokens = "avg", 0
+            self.global_pool = "avg"
+            self.num_prefix_tokens = 0
         if at == 0:  # a class token that is there from the first block on has a position too, as in DeiT
             self.pos_embed = nn.Parameter(torch.zeros(1, self.config.num_patches + 1, d))
         elif at is not None:
@@ -236,7 +245,8 @@ class AblatedCaiT(CaiT):
     def forward_class(self, x: Tensor) -> Tensor:
         """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
         if self.config.class_token_at is not None:
-            cls, x = x[:, :1], x[:, 1:]
+            cls = x[:, :1]
+            x = x[:, 1:]
         else:
             cls = x[:, :0] if self.config.global_pool == "avg" else self.cls_token.repeat(x.shape[0], 1, 1)
         for block in self.blocks_token_only:
@@ -304,8 +314,8 @@ def scale_as_t_fixup(blocks: list[Any]) -> None:
     factor = 0.67 * len(blocks) ** -0.25
     for name, layer in _linear_layers(blocks):
         if name == "attn.qkv":
-            for part in layer.weight.chunk(3):
-                nn.init.xavier_uniform_(part)
+            for weight in layer.weight.chunk(3):
+                nn.init.xavier_uniform_(weight)
             layer.weight.chunk(3)[2].mul_(factor)
         elif name not in ("attn.proj_l", "attn.proj_w"):
             nn.init.xavier_uniform_(layer.weight)

@@ -5,10 +5,8 @@ The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 
 import contextlib
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -65,55 +63,61 @@ class Row:
     @property
     def differs(self) -> str:
         """What the row sets, in words."""
-        parts = [
-            f"as {self.base}" if self.base else "",
-            f"weights of {self.weights_of}" if self.weights_of else "",
-            Path(self.overlay).stem if self.overlay else "",
-            "evaluated" if self.evaluate else "",
-            *(f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()),
-        ]
-        return ", ".join(part for part in parts if part)
+        words = [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()]
+        if self.evaluate:
+            words.insert(0, "evaluated")
+        if self.overlay:
+            words.insert(0, Path(self.overlay).stem)
+        if self.weights_of:
+            words.insert(0, f"weights of {self.weights_of}")
+        if self.base:
+            words.insert(0, f"as {self.base}")
+        return ", ".join(words)
 
     @property
     def command(self) -> str:
-        make, cait = ("eval", "eval") if self.evaluate else ("train", "fit")
-        return to_type(f"make {make} PAPER={self.id}", f"cait {cait} --paper {self.id}")
+        if self.evaluate:
+            return to_type(f"make eval PAPER={self.id}", f"cait eval --paper {self.id}")
+        return to_type(f"make train PAPER={self.id}", f"cait fit --paper {self.id}")
 
     @property
     def settings(self) -> Settings:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
             others = row_named(self.weights_of, self.table).settings.items()
-            taken = {key: value for key, value in others if key.startswith(("model.name", FIELDS))}
+            settings = {key: value for key, value in others if key.startswith(("model.name", FIELDS))}
         elif self.base:
-            taken = row_named(self.base, self.table).settings
+            settings = row_named(self.base, self.table).settings
         else:
-            taken = flatten(tables()[self.table].get("defaults", {}))
-        return taken | self.changes
+            settings = flatten(tables()[self.table].get("defaults", {}))
+        return settings | self.changes
 
     @property
     def fields(self) -> Settings:
         """The fields of the network that the row changes."""
         return {key.removeprefix(FIELDS): value for key, value in self.settings.items() if key.startswith(FIELDS)}
 
-    def is_of(self, hparams: Mapping[str, Any]) -> bool:
+    def is_of(self, hparams: Settings) -> bool:
         """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
         network = (hparams.get("name"), hparams.get("fields") or {}, hparams.get("num_classes"))
         return network == (self.settings["model.name"], self.fields, 1000)
 
     def layers(self) -> list[configurations.Layer]:
         """The row as layers of a command line, without weights."""
-        files = [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
+        files = [RECIPE]
+        if self.overlay:
+            files.append(CONFIGS / self.overlay)
         return [*((file, configurations.settings(file)) for file in files), (None, nested(self.settings))]
 
     def network(self) -> CaiTConfig:
         settings = {name: value for _, layer in self.layers() for name, value in flatten(layer).items()}
-        size, rate = settings["data.img_size"], settings["model.drop_path_rate"]
+        size = settings["data.img_size"]
+        rate = settings["model.drop_path_rate"]
         return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
 
 
 @functools.cache
-def tables() -> dict[str, dict[str, Any]]:
+def tables() -> dict[str, Settings]:
     """The YAML files by their stem."""
     return {file.stem: configurations.settings(file) for file in sorted(TABLES.glob("*.yaml"))}
 
@@ -121,14 +125,14 @@ def tables() -> dict[str, dict[str, Any]]:
 @functools.cache
 def rows() -> dict[str, Row]:
     """Every row by its id."""
-    found = {}
+    rows = {}
     for table, content in tables().items():
         for name, line in content["rows"].items():
             about = {key: value for key, value in line.items() if "." not in key}
             changes = {key: value for key, value in line.items() if "." in key}
             row = Row(table, name, flatten(changes), **about)
-            found[row.id] = row
-    return found
+            rows[row.id] = row
+    return rows
 
 
 def row_named(id: str, table: str | None = None) -> Row:
@@ -147,8 +151,8 @@ def add_row(line: Line) -> None:
     """
     options = Options(line.verb)
     options.add_argument("--paper", nargs="?", default="")
-    given, line.words = options.parse_known_args(line.words)
-    row = row_named(given.paper or "")
+    args, line.words = options.parse_known_args(line.words)
+    row = row_named(args.paper or "")
     if line.verb == "fit" and row.evaluate:
         raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
     run_name = {"run_name": row.run_dir.name} if line.verb == "fit" else {}
@@ -157,43 +161,50 @@ def add_row(line: Line) -> None:
 
 def _weights(line: Line, row: Row) -> Settings:
     """The weights that the verb starts from; nothing if the command line names some."""
-    is_named = line.typed & {"model.weights", "model.pretrained", "ckpt_path"}
-    source = row if line.verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
-    if not source or is_named:
+    if line.typed & {"model.weights", "model.pretrained", "ckpt_path"}:
         return {}
+    source = row
+    if line.verb == "fit" or row.evaluate:
+        if not row.weights_of:
+            return {}
+        source = row_named(row.weights_of, row.table)
     weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
     if not weights.exists() and "print_config" not in line.typed:
-        remedy = f"`{source.command}` first, or give --model.weights FILE"
-        raise UserError(f"{row.id} needs the weights of {source.id}, and there is no {weights}: {remedy}")
+        raise UserError(
+            f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
+            f"`{source.command}` first, or give --model.weights FILE"
+        )
     # A run of the row itself is read whole, because its moving average is scored too.
-    found: Settings = {"ckpt_path": str(weights)} if source is row else {"model": {"weights": str(weights)}}
-    return found | ({"output": str(row.run_dir / rundir.EVALUATION)} if line.verb == "eval" else {})
+    settings: Settings = {"ckpt_path": str(weights)} if source is row else {"model": {"weights": str(weights)}}
+    if line.verb == "eval":
+        settings["output"] = str(row.run_dir / rundir.EVALUATION)
+    return settings
 
 
 def show(arguments: list[str], program: Program) -> None:
     """Print the rows of a table, or of all."""
     options = Options("paper", WHAT)
     options.add_argument("table", metavar="TABLE", nargs="?", help="default all")
-    given = options.parse_args(arguments)
-    if given.table and given.table not in tables():
-        raise UserError(f"the paper has no table {given.table!r} here; choose one of {', '.join(tables())}")
-    chosen = [row for row in rows().values() if given.table in (None, row.table)]
+    args = options.parse_args(arguments)
+    if args.table and args.table not in tables():
+        raise UserError(f"the paper has no table {args.table!r} here; choose one of {', '.join(tables())}")
+    examples: dict[bool, str] = {}
     screen = table_console(180)
-    for name in dict.fromkeys(row.table for row in chosen):
-        grid = Table(title=tables()[name]["title"], title_justify="left")
+    for table in [args.table] if args.table else tables():
+        grid = Table(title=tables()[table]["title"], title_justify="left")
         grid.add_column("row", no_wrap=True)
         grid.add_column("what differs")
         grid.add_column("paper", justify="right")
         grid.add_column("reproduced")
-        for row in chosen:
-            if row.table == name:
+        for row in rows().values():
+            if row.table == table:
                 top1 = ("" if row.top1 is None else f"{row.top1}") + ("†" if row.failed else "")
                 grid.add_row(row.id, row.differs, top1, _reproduced(row))
+                examples.setdefault(row.evaluate, row.command)
         screen.print(grid)
     screen.print("paper: top-1 on ImageNet in percent; † the run broke down before its end.")
-    for scored, what in ((False, "train a row"), (True, "score a row")):
-        if example := next((row for row in chosen if row.evaluate is scored), None):
-            screen.print(f"{what}: {example.command}", soft_wrap=True)
+    for is_scored, command in sorted(examples.items()):
+        screen.print(f"{'score' if is_scored else 'train'} a row: {command}", soft_wrap=True)
 
 
 def _reproduced(row: Row) -> str:

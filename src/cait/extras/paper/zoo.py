@@ -1,5 +1,6 @@
 """`cait zoo`: the paper's models, their cost as counted here beside the paper's own numbers."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from cait.errors import table_console
 from cait.extras.paper.rows import Row, rows
 from cait.run.program import Program
 
+Model = tuple[str, int]
+"""A model and its resolution, as ("xxs24", 224)."""
 COLUMNS = ("model", "pixels", "parameters", "GMACs", "N+1 rule", "paper", "top-1", "distilled")
 
 
@@ -34,27 +37,30 @@ def show(arguments: list[str], program: Program) -> None:
     for title in COLUMNS:
         table.add_column(title, justify="left" if title == "model" else "right")
     costs = known_costs()
-    for (name, img_size), found in models().items():
-        counts = costs[name, img_size]
-        top1 = {"model.distillation" in row.settings: row.top1 for row in found}
-        counted = (f"{counts.parameters:,}", f"{counts.gmacs:.3f}", f"{counts.gmacs_published:.1f}")
-        published = (found[0].gflops, top1.get(False), top1.get(True))
-        table.add_row(name, str(img_size), *counted, *("" if value is None else f"{value:.1f}" for value in published))
+    for (name, img_size), published in models().items():
+        cost = costs[name, img_size]
+        cells = [f"{cost.parameters:,}", f"{cost.gmacs:.3f}", f"{cost.gmacs_published:.1f}"]
+        top1 = {"model.distillation" in row.settings: row.top1 for row in published}
+        for value in (published[0].gflops, top1.get(False), top1.get(True)):
+            cells.append("" if value is None else f"{value:.1f}")
+        table.add_row(name, str(img_size), *cells)
     screen = table_console(110)
     screen.print(table)
     screen.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')
 
 
-def known_costs() -> dict[tuple[str, int], Cost]:
-    rows = disk.read_rows(Path(__file__).with_name("costs.csv"))
-    numbers = ((row, float(row["gmacs"]), float(row["gmacs_published"])) for row in rows)
-    return {(row["model"], int(row["img_size"])): Cost(int(row["parameters"]), *cost) for row, *cost in numbers}
+def known_costs() -> dict[Model, Cost]:
+    costs = {}
+    for row in disk.read_rows(Path(__file__).with_name("costs.csv")):
+        cost = Cost(int(row["parameters"]), float(row["gmacs"]), float(row["gmacs_published"]))
+        costs[row["model"], int(row["img_size"])] = cost
+    return costs
 
 
-def models() -> dict[tuple[str, int], list[Row]]:
+def models() -> dict[Model, list[Row]]:
     """The rows of the table of models by model and resolution, without and with distillation."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    models = defaultdict(list)
     for row in rows().values():
         if row.table == "models":
-            found.setdefault((row.settings["model.name"], row.network().img_size), []).append(row)
-    return found
+            models[row.settings["model.name"], row.network().img_size].append(row)
+    return models

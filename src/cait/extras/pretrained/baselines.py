@@ -52,8 +52,9 @@ class Baselines(Callback):
 
     def suggestions(self) -> list[tuple[str, str]]:
         """What the summary says that one may add to the command, if a baseline is better than the run."""
-        table, start = results(self.run.folder), self.run.module.settings
-        if table is None or not table.note or self.run.program.script:  # its classes have no recipe
+        table = results(self.run.folder)
+        start = self.run.module.settings
+        if not table or not table.note or self.run.program.script:  # its classes have no recipe
             return []
         tries = [("try", "more time: " + to_type('ARGS="--minutes 10"', "--minutes 10"))]
         if not start.weights and not start.pretrained:
@@ -61,26 +62,30 @@ class Baselines(Callback):
         return tries
 
     def _score(self, trainer: Trainer, pl_module: Any, file: Path) -> None:
-        data, device = self.run.data, trainer.strategy.root_device
-        sets = data.train_images.samples, data.val_images.samples
+        data = self.run.data
+        device = trainer.strategy.root_device
         print("scoring simple baselines; --baselines false leaves this out", flush=True)
-        solved = next((each.scores for each in trainer.callbacks if isinstance(each, SolveHead)), {})  # type: ignore[attr-defined]
-        what: Any = dict(pixels=True, features=not solved)  # which have been learned from already
-        found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), **what) for each in sets]
-        train, val = (each.at(each.labels != NO_LABEL) for each in found)
-        metric, run, how = _of_run(trainer)
-        signals = [each.signals for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
-        rows = []
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        solved = next((callback.scores for callback in callbacks if isinstance(callback, SolveHead)), {})
+        sets = []
+        for samples in (data.train_images.samples, data.val_images.samples):
+            some = evenly(len(samples), MOST)
+            seen = extract(pl_module.model, samples, data, device, some, pixels=True, features=not solved)
+            sets.append(seen.at(seen.labels != NO_LABEL))
+        metric, run, how = _run_score(trainer)
         if solved and not trainer.global_step:  # its solved head is all that it has learned
-            how, solved = f"{how}, a linear probe on the network's features", {}
+            how += ", a linear probe on the network's features"
+            solved = {}
+        rows = []
+        train, val = sets
         for row in scores(train, val, data.num_classes, solved):
             rows.append(row | {"score": row[metric]})
-            if any(each.received for each in signals):
+            if any(isinstance(callback, LastCheckpoint) and callback.signals.received for callback in callbacks):
                 return  # a signal, which is only noted until the end
         disk.write_json(file, {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows})
 
 
-def _of_run(trainer: Trainer) -> tuple[str, float, str]:
+def _run_score(trainer: Trainer) -> tuple[str, float, str]:
     """The accuracy that the run is judged by, its value, and whose it is."""
     for callback in trainer.checkpoint_callbacks:
         metric = getattr(callback, "metric", "").rpartition("/")[2]
@@ -97,7 +102,8 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
     """
     if not len(val.labels):
         raise UserError("no validation image counts")
-    images, validates = np.bincount(train.labels, minlength=classes), np.isin(np.arange(classes), val.labels)
+    images = np.bincount(train.labels, minlength=classes)
+    validates = np.isin(np.arange(classes), val.labels)
     largest = np.full(len(val.labels), (images * validates).argmax())
     yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(largest, val.labels)
     if solved:
@@ -121,15 +127,16 @@ def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 def results(folder: Path) -> Results | None:
     """The run and its baselines, the best first; None if there are none, UserError if the file is damaged."""
     try:
-        found = disk.read_json(folder / FILE, SHAPE)
+        table = disk.read_json(folder / FILE, SHAPE)
     except OSError:
         return None
-    entries = [("this run", found["how"], found["run"])]
-    for row in found["baselines"]:
-        took = f", {row['seconds']:.1f} s" if row["seconds"] else ""
-        entries.append((row["name"], row["how"] + took, row["score"]))
+    entries = [("this run", table["how"], table["run"])]
+    for row in table["baselines"]:
+        time_taken = f", {row['seconds']:.1f} s" if row["seconds"] else ""
+        entries.append((row["name"], row["how"] + time_taken, row["score"]))
     entries.sort(key=lambda entry: -entry[2])
-    better, points = entries[0][0], entries[0][2] - found["run"]
+    better = entries[0][0]
+    points = entries[0][2] - table["run"]
     note = f"{better}: {points:.2f} points better than this run" if points >= SHOWN else ""
     rows = [(name, how, f"{score:.2f} %") for name, how, score in entries]
-    return Results("Baselines", ("", "how", found["metric"]), rows, note)
+    return Results("Baselines", ("", "how", table["metric"]), rows, note)

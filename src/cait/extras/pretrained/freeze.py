@@ -47,32 +47,33 @@ class Freeze(Callback):
             return
         from cait.model.weights import classifier_keys, lower_keys  # here, because other runs do not load it
 
-        network, name = pl_module.model, pl_module.name
+        network = pl_module.model
+        name = pl_module.name
         if freeze is True:
             if not (trained := classifier_keys(network)):
                 raise UserError(f"{name} has no classifier, which model.freeze needs: give it get_classifier()")
-            held = {key for key, _ in network.named_parameters()}.difference(trained)
+            frozen = {key for key, _ in network.named_parameters()}.difference(trained)
         elif hasattr(network, "group_matcher"):
-            held = lower_keys(network, freeze)
+            frozen = lower_keys(network, freeze)
         else:
             raise UserError(f"{name} names no layers, which model.freeze {freeze:g} needs: give it group_matcher()")
-        for key in held:
+        for key in frozen:
             network.get_parameter(key).requires_grad_(False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        parts, start = list(pl_module.model.modules()), pl_module.settings
-        if freeze := pl_module.hparams.get("freeze"):
-            for part in parts:
-                trains = [weight.requires_grad for weight in part.parameters()]
-                if not any(trains) and (trains or freeze is True):  # a Dropout above the lower layers goes on
-                    self.held.append(part)
-        if pl_module.hparams.get("freeze_norm"):
-            self.held += [part for part in parts if isinstance(part, _BatchNorm)]
+        freeze = pl_module.hparams.get("freeze")
+        freeze_norm = pl_module.hparams.get("freeze_norm")
+        for layer in pl_module.model.modules():
+            trains = [weight.requires_grad for weight in layer.parameters()]
+            is_frozen = freeze and not any(trains) and (trains or freeze is True)  # a Dropout above goes on
+            if is_frozen or (freeze_norm and isinstance(layer, _BatchNorm)):
+                self.held.append(layer)
+        start = pl_module.settings
         has_weights = trainer.ckpt_path or start.weights or start.pretrained
         if self.held and not has_weights and not references.is_path(pl_module.name):  # one's own may load its weights
             rank_zero_info("warning: what is frozen is random: give --model.weights FILE or --model.pretrained true")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        for part in self.held:  # in each step, because others put the whole network into training
-            if part.training:
-                part.eval()
+        for layer in self.held:  # in each step, because others put the whole network into training
+            if layer.training:
+                layer.eval()

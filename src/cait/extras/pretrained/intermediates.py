@@ -23,7 +23,8 @@ class SeesIntermediates:
     """Arguments of timm's `forward_intermediates`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind, has_more = type(self).__bases__[1], bool(self.asked)
+        kind = type(self).__bases__[1]
+        has_more = bool(self.asked)
         return _blank, (kind, has_more), self.__dict__
 
     def intermediates(self: Any, images: Tensor) -> Tensor:
@@ -38,8 +39,8 @@ class SeesIntermediates:
 @cache
 def seeing(kind: type, has_more: bool) -> type:
     """The class of a timm network of this kind whose head sees its intermediates, maybe more than a stage per size."""
-    own = {"__module__": __name__, "asked": {"extra_blocks": True} if has_more else {}}
-    return type(f"{kind.__name__}WithIntermediates", (SeesIntermediates, kind), own)
+    attributes = {"__module__": __name__, "asked": {"extra_blocks": True} if has_more else {}}
+    return type(f"{kind.__name__}WithIntermediates", (SeesIntermediates, kind), attributes)
 
 
 def _blank(kind: type, has_more: bool) -> Any:
@@ -63,9 +64,9 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
     if not hasattr(kind, "forward_intermediates"):
         raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
     network.__class__ = seeing(kind, "extra_blocks" in inspect.signature(network.forward_intermediates).parameters)
-    told = told_as(f"{kind.__name__} gives no intermediates for images of {list(shape)}")
-    with told, in_evaluation(network), torch.no_grad():
+    refusal = told_as(f"{kind.__name__} gives no intermediates for images of {list(shape)}")
+    with refusal, in_evaluation(network), torch.no_grad():
         width = network.intermediates(torch.zeros(1, *shape)).shape[1]
-    place = next(name for name, part in network.named_modules() if part is head)
-    network.set_submodule(place, nn.Linear(width, head.out_features))
+    path = next(name for name, layer in network.named_modules() if layer is head)
+    network.set_submodule(path, nn.Linear(width, head.out_features))
     return network

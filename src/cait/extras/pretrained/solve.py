@@ -32,7 +32,8 @@ class SolveHead(Callback):
         return {"is_solved": self.is_solved, "scores": self.scores}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.is_solved, self.scores = state_dict["is_solved"], state_dict.get("scores", {})
+        self.is_solved = state_dict["is_solved"]
+        self.scores = state_dict.get("scores", {})
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if stage != "fit":
@@ -49,8 +50,10 @@ class SolveHead(Callback):
             raise UserError("solve_head reads the training images of a data module: give fit() one, or set it to false")
         layers = classifiers(pl_module.model)
         if other := [layer for layer in layers if not isinstance(layer, nn.Linear) or layer.bias is None]:
-            reason = f"{pl_module.name} ends in {type(other[0]).__name__}, not in Linear with a bias"
-            rank_zero_info(f"the head is not solved, it starts at random: {reason}")
+            rank_zero_info(
+                f"the head is not solved, it starts at random: {pl_module.name} ends in {type(other[0]).__name__}, "
+                "not in Linear with a bias"
+            )
             return
         rank_zero_info("solving the head on the features of the training images")
         for layer in layers:
@@ -74,9 +77,14 @@ class SolveHead(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
             names = [f"val/{name}" for name in (pl_module.task.metric, "acc1_macro")]
-            found = {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
-            self.scores = {name.removeprefix("val/"): value for name, value in found.items() if "acc" in name}
-            shown = [f"{name} {of:.2f} %" if "acc" in name else f"{name} {of:.4f}" for name, of in found.items()]
+            shown = []
+            for name in names:
+                if name not in trainer.callback_metrics:
+                    continue
+                score = float(trainer.callback_metrics[name])
+                shown.append(f"{name} {score:.2f} %" if "acc" in name else f"{name} {score:.4f}")
+                if "acc" in name:
+                    self.scores[name.removeprefix("val/")] = score
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
 
 
@@ -86,21 +94,23 @@ def head_weights(pl_module: Any) -> list[Tensor]:
 
 def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
     """Solve one head in the first process, on the features that it sees, and put the result into it in all."""
-    found: Head | None = None
-    data, classes = trainer.datamodule, pl_module.num_classes  # type: ignore[attr-defined]
+    head: Head | None = None
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    classes = pl_module.num_classes
     if trainer.is_global_zero:
-        samples, most = data.train_images.samples, min(WORK // classes, VALUES) // layer.in_features
+        samples = data.train_images.samples
+        most = min(WORK // classes, VALUES) // layer.in_features
         chosen = evenly(len(samples), max(2 * classes, most))
         seen = extract(pl_module.model, samples, data, pl_module.device, chosen, head=layer)
         labels = torch.from_numpy(seen.labels)
         weights = weights_of(seen, data, pl_module)
-        found = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)
-        rank_zero_info(f"head solved on {len(labels):,} of {len(samples):,} images, C {found.strength:g}")
-    found = trainer.strategy.broadcast(found)
-    assert found is not None
+        head = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)
+        rank_zero_info(f"head solved on {len(labels):,} of {len(samples):,} images, C {head.strength:g}")
+    head = trainer.strategy.broadcast(head)
+    assert head
     with torch.no_grad():
-        layer.weight.copy_(found.weight)
-        layer.bias.copy_(found.bias)
+        layer.weight.copy_(head.weight)
+        layer.bias.copy_(head.bias)
 
 
 def weights_of(seen: Extracted, data: Any, pl_module: Any) -> Tensor:
@@ -108,7 +118,7 @@ def weights_of(seen: Extracted, data: Any, pl_module: Any) -> Tensor:
     labels = torch.from_numpy(seen.labels)
     drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
     share = torch.bincount(labels, drawn[seen.kept]) / torch.bincount(labels).clamp(min=1)
-    of_class = getattr(pl_module.loss, "weights", None)
-    if of_class is not None and not pl_module.task.several:
-        share = share * of_class.cpu()[: len(share)]
+    class_weights = getattr(pl_module.loss, "weights", None)
+    if class_weights is not None and not pl_module.task.several:
+        share = share * class_weights.cpu()[: len(share)]
     return share[labels]

@@ -3,7 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from cait import disk
 from cait.cli import loading
@@ -20,33 +19,36 @@ def features(arguments: list[str], program: Program) -> None:
     """Write the features of images, unpickled. Those that cannot be read are named on the screen and left out."""
     options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
     networks.add_options(options)
-    where: dict[str, Any] = dict(type=Path, required=True)
-    options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
-    options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
-    given = options.parse_args(arguments)
-    disk.check_output(given.output, is_new=True)
-    checkpoint, folder = networks.chosen(given, "take features of")
-    files, class_names = listed(given.images)
+    images = "class folders, train and val, or any folder"
+    options.add_argument("--images", metavar="DIR", type=Path, required=True, help=images)
+    options.add_argument("--output", metavar="FILE", type=Path, required=True, help="file to write, .npz")
+    args = options.parse_args(arguments)
+    disk.check_output(args.output, is_new=True)
+    checkpoint, folder = networks.chosen(args, "take features of")
+    files, class_names = listed(args.images)
     import numpy as np
 
     from cait.extras.features import extract
 
-    with trust.only_own(given.trusted):
-        loaded = networks.load(given, checkpoint, folder, program)
-        found = extract(loaded.network, files, loaded.data, loading.device())
-    names = [printable(os.path.relpath(path, given.images)) for path, _ in files]
-    for index in sorted({*range(len(files))} - {*found.kept.tolist()}):
+    with trust.only_own(args.trusted):
+        loaded = networks.load(args, checkpoint, folder, program)
+        extracted = extract(loaded.network, files, loaded.data, loading.device())
+    names = [printable(os.path.relpath(path, args.images)) for path, _ in files]
+    for index in sorted({*range(len(files))}.difference(extracted.kept.tolist())):
         print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)
-    if not len(found.kept):
+    if not len(extracted.kept):
         raise UserError(f"none of the {len(files):,} images can be read")
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    texts = {"names": [names[index] for index in found.kept], "class_names": [*map(printable, class_names)]}
-    arrays = {name: np.array(words, np.str_) for name, words in texts.items()}  # an empty list would be of numbers
-    arrays |= {"features": found.features, "labels": found.labels}
-    with disk.atomic_write(given.output) as beside, beside.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    count, width = found.features.shape
-    print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with disk.atomic_write(args.output) as beside, beside.open("wb") as file:
+        np.savez(
+            file,
+            names=np.array([names[index] for index in extracted.kept]),
+            class_names=np.array([*map(printable, class_names)], np.str_),  # an empty list would be of numbers
+            features=extracted.features,
+            labels=extracted.labels,
+        )
+    count, width = extracted.features.shape
+    print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{args.output}")
 
 
 def listed(root: Path) -> tuple[Images, list[str]]:

@@ -17,6 +17,7 @@ from cait.model.config import VARIANTS
 from cait.references import TIMM
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import Settings
 
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
@@ -47,16 +48,16 @@ def card(arguments: list[str], program: Program) -> None:
     options.add_weights()
     options.add_argument("--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named")
     options.add_trust()
-    given = options.parse_args(arguments)
-    folder = rundir.folder_of(given.run)
-    if given.repo and given.repo.count("/") != 1:
-        raise UserError(f"name the model as OWNER/NAME, not {given.repo}")
+    args = options.parse_args(arguments)
+    folder = rundir.folder_of(args.run)
+    if args.repo and args.repo.count("/") != 1:
+        raise UserError(f"name the model as OWNER/NAME, not {args.repo}")
     output = folder / "card"
-    _write(folder, output, given, program)
+    _write(folder, output, args, program)
     for path in sorted(output.iterdir()):
         say(os.path.relpath(path))
-    if given.repo:
-        print(f"next: hf upload {given.repo} {os.path.relpath(output)}")
+    if args.repo:
+        print(f"next: hf upload {args.repo} {os.path.relpath(output)}")
 
 
 def _write(folder: Path, output: Path, given: argparse.Namespace, program: Program) -> None:
@@ -67,10 +68,12 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     from cait.extras import curves, plots, scores
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
-    about, content = scores.read(folder, checkpoint, program.command("eval", folder)), ckpt.read_checkpoint(checkpoint)
+    about = scores.read(folder, checkpoint, program.command("eval", folder))
+    content = ckpt.read_checkpoint(checkpoint)
     if (chosen := "ema" if ckpt.uses_average(content, given.ema) else "raw") not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    scored, state = about[chosen], ckpt.data_state(content) or {}
+    scored = about[chosen]
+    state = ckpt.data_state(content) or {}
     if not {"acc1", "mAP"} & scored.keys():
         raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
     images = state.get("depends_on", {}).get("training pictures")
@@ -93,7 +96,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
 
 def _is_timms(model: Content) -> bool:
     """Whether timm knows the network of a run by its settings."""
-    name, fields = model["name"], {field for field, value in (model.get("fields") or {}).items() if value}
+    name = model["name"]
+    fields = {field for field, value in (model.get("fields") or {}).items() if value}
     if name.startswith(TIMM):
         return fields.isdisjoint(plugins.by_name("TIMM_FIELDS"))
     return name in VARIANTS and fields <= {*SHARED_FIELDS}
@@ -110,22 +114,33 @@ def text(
     from cait.extras.scores import WEAKEST, weakest
 
     settings = yaml.safe_dump(_settings(config), sort_keys=False).strip()
-    variables: dict[str, Any] = {
-        **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
-        **dict(data=config["data"], model=config["model"], dataset=_data_name(config), version=cait.__version__),
-        "network": network_name(about["model"], config["model"].get("fields")),
-        "results": _results(scores),
-        "weakest": weakest(scores["per_class"])[:WEAKEST],
-        "settings": settings.replace("`" * 3, "'" * 3),  # which would end the block
-    }
-    template = str(Path(__file__).with_name("card.jinja"))
-    return f"{ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)}\n"
+    card = ModelCard.from_template(
+        _metadata(repo, scores, config, license),
+        str(Path(__file__).with_name("card.jinja")),
+        repo=repo,
+        scores=scores,
+        about=about,
+        images=images,
+        tables=tables,
+        cell=_cell,
+        table=_table,
+        data=config["data"],
+        model=config["model"],
+        dataset=_data_name(config),
+        version=cait.__version__,
+        network=network_name(about["model"], config["model"].get("fields")),
+        results=_results(scores),
+        weakest=weakest(scores["per_class"])[:WEAKEST],
+        settings=settings.replace("`" * 3, "'" * 3),  # which would end the block
+    )
+    return f"{card}\n"
 
 
 def _metadata(repo: str, scores: Content, config: Content, license: str | None) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
-    name, several = _data_name(config), "mAP" in scores
+    name = _data_name(config)
+    several = "mAP" in scores
     result = EvalResult(
         task_type="image-classification",
         dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
@@ -148,14 +163,18 @@ def _metadata(repo: str, scores: Content, config: Content, license: str | None) 
 
 def _results(scores: Content) -> str:
     sets = {"validation images": scores}
-    sets |= {"ReaL": scores["real"]} if "real" in scores else {}
+    if "real" in scores:
+        sets["ReaL"] = scores["real"]
     sets |= scores.get("extra", {})
-    figures = {name: about for name, about in FIGURES.items() if name in scores}
+    names = [name for name in FIGURES if name in scores]
     rows = []
-    for title, found in sets.items():
-        known = ((found.get(name), form) for name, (_, form) in figures.items())
-        rows.append((title, f"{found['images']:,}", *("" if value is None else f.format(value) for value, f in known)))
-    return _table(("set", "images", *(title for title, _ in figures.values())), rows)
+    for title, figures in sets.items():
+        cells = [title, f"{figures['images']:,}"]
+        for name in names:
+            value = figures.get(name)
+            cells.append("" if value is None else FIGURES[name][1].format(value))
+        rows.append(cells)
+    return _table(["set", "images", *(FIGURES[name][0] for name in names)], rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -169,13 +188,14 @@ def _data_name(config: Content) -> str:
     return root if root.startswith(("torch/", "hfds/")) else root.rstrip("/").rpartition("/")[2]
 
 
-def _settings(config: Content) -> dict[str, Any]:
-    shown = {name: config.get(name) for name in ("seed_everything", "model", "data")}
+def _settings(config: Content) -> Settings:
+    settings = {name: config.get(name) for name in ("seed_everything", "model", "data")}
     trainer = config.get("trainer") or {}
-    return _public(shown | {"trainer": {name: trainer.get(name) for name in TRAINER}})
+    settings["trainer"] = {name: trainer.get(name) for name in TRAINER}
+    return _public(settings)
 
 
-def _public(settings: Content) -> dict[str, Any]:
+def _public(settings: Content) -> Settings:
     """Without settings that have no value, and those that are places on this machine."""
     return {
         name: _public(value) if isinstance(value, dict) else value

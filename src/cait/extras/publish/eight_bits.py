@@ -66,7 +66,8 @@ def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
     """
     if loaded.task.several:
         raise UserError("--int8 compares the accuracy of one class per image")
-    held_out, data = loaded.validation(), loaded.data
+    held_out = loaded.validation()
+    data = loaded.data
     held_out.unreadable.limit = None  # they do not count
     return _batches(data, held_out, SCORED), _batches(data, replace(held_out, samples=data.source.train), CALIBRATED)
 
@@ -83,33 +84,33 @@ def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], 
             quantize(path, output, [batch for batch, _ in train])
         network = loaded.network.float().cpu().eval()
         forwards = {"int8": read(output), format: read(path), "compiled": torch.compile(network), "eager": network}
-        if shutil.which("g++") is None:
+        if not shutil.which("g++"):
             del forwards["compiled"]
-        before, after = (100 * _accuracy(forwards[name], val) for name in (format, "int8"))
+        before, after = (_accuracy(forwards[name], val) for name in (format, "int8"))
         count = sum(int((labels >= 0).sum()) for _, labels in val)
-        said = f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
+        result = f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
         if before - after > 1 and not keep:
-            raise UserError(f"{said}: --yes keeps it")
+            raise UserError(f"{result}: --yes keeps it")
         for file in sorted(Path(scratch).iterdir()):
             print(os.path.relpath(shutil.move(file, path.parent / file.name)))
     speeds = [f"{name} {_images_a_second(forward, val[0][0]):,.0f}" for name, forward in forwards.items()]
-    print(f"{said}; images a second: {', '.join(speeds)}")
+    print(f"{result}; images a second: {', '.join(speeds)}")
 
 
 def _batches(data: Any, images: EvalImages, most: int) -> list[Batch]:
     """Up to `most` images, evenly spread, as the network sees them in evaluation."""
-    some = DataLoader(Subset(images, evenly(len(images), most)), BATCH)
-    return [data.on_after_batch_transfer(batch, 0) for batch in some]
+    batches = DataLoader(Subset(images, evenly(len(images), most)), BATCH)
+    return [data.on_after_batch_transfer(batch, 0) for batch in batches]
 
 
 def _accuracy(forward: Forward, batches: Sequence[Batch]) -> float:
-    """The share of the images with a label whose class is the most probable."""
+    """The percentage of the images with a label whose class is the most probable."""
     right = torch.cat([(forward(images).argmax(dim=1) == labels)[labels >= 0] for images, labels in batches])
-    return right.float().mean().item()
+    return 100 * right.float().mean().item()
 
 
 @torch.inference_mode()
 def _images_a_second(forward: Forward, images: Tensor) -> float:
-    given = {"forward": forward, "images": images}
-    timer = Timer("forward(images)", globals=given, num_threads=torch.get_num_threads())
+    names = {"forward": forward, "images": images}
+    timer = Timer("forward(images)", globals=names, num_threads=torch.get_num_threads())
     return len(images) / timer.blocked_autorange(min_run_time=1).median

@@ -6,7 +6,7 @@ Each file is read back by the library that it is for, and must give the network'
 import argparse
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,16 @@ from cait import disk
 from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint
 from cait.cli.options import Options
 from cait.errors import UserError, tell, to_install
-from cait.extras.publish.formats import ANY, Forward, write_onnx, write_openvino, write_timm, write_torch_export
+from cait.extras.publish.formats import (
+    ANY,
+    Forward,
+    Metadata,
+    Shape,
+    write_onnx,
+    write_openvino,
+    write_timm,
+    write_torch_export,
+)
 from cait.guards import trust
 from cait.model import network
 from cait.run.program import Program
@@ -27,7 +36,7 @@ from cait.run.program import Program
 TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
 
-Write = Callable[[Any, Path, Mapping[str, Any], Sequence[int]], Forward]
+Write = Callable[[Any, Path, Metadata, Shape], Forward]
 """Called with (network, path, metadata, input shape); returns what the reading library reads."""
 WRITE: dict[str, Write] = {
     "timm": write_timm,
@@ -50,24 +59,25 @@ def export_run(arguments: list[str], program: Program) -> None:
     options.add_trust()
     options.add_argument("--int8", action="store_true", help="beside it a network of 8 bits: onnx, openvino")
     options.add_argument("--yes", action="store_true", help="keep it if it loses more than a point of accuracy")
-    given = options.parse_args(arguments)
-    if not all(map(find_spec, NEEDS.get(given.format, ()))):
-        group = "export" if given.format == "onnx" else given.format
-        raise UserError(f"{given.format} needs more packages: {to_install(f'[{group}]')}")
-    if given.int8 and given.format not in NEEDS:
+    args = options.parse_args(arguments)
+    if not all(map(find_spec, NEEDS.get(args.format, ()))):
+        group = "export" if args.format == "onnx" else args.format
+        raise UserError(f"{args.format} needs more packages: {to_install(f'[{group}]')}")
+    if args.int8 and args.format not in NEEDS:
         raise UserError(f"--int8 is for --format {' and '.join(NEEDS)}")
-    if given.int8 and checkpoint_of(given.run, "export")[1] is None:
+    if args.int8 and not checkpoint_of(args.run, "export")[1]:
         raise UserError("--int8 takes the images of a run: name a run, or a checkpoint in its folder")
     from cait.extras.publish import eight_bits
 
-    loaded, place = opened(given.run, given, program)
-    images, output = eight_bits.images_of(loaded) if given.int8 else (), given.output or place / FILES[given.format]
-    files, difference = write(loaded, given.format, output)
+    loaded, folder = opened(args.run, args, program)
+    images = eight_bits.images_of(loaded) if args.int8 else ()
+    output = args.output or folder / FILES[args.format]
+    files, difference = write(loaded, args.format, output)
     for file in files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {difference:.1e} at most")
     if images:
-        eight_bits.add(loaded, output, given.format, given.yes, *images)
+        eight_bits.add(loaded, output, args.format, args.yes, *images)
 
 
 def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loaded, Path]:
@@ -80,7 +90,8 @@ def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loade
 
 def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]:
     """`export` the network of a run with all that is known of its classes and images."""
-    shape, names = network.input_shape(loaded.module.hparams), loaded.module.class_names
+    shape = network.input_shape(loaded.module.hparams)
+    names = loaded.module.class_names
     if is_own := loaded.data.has_own_eval_transform:
         tell(f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own")
     metadata = ({} if is_own else loaded.data.preprocessing) | loaded.task.metadata
@@ -91,8 +102,8 @@ def export(
     model: Any,
     output: str | Path,
     format: str,
-    preprocessing: Mapping[str, Any] | None = None,
-    input_shape: Sequence[int] | None = None,
+    preprocessing: Metadata | None = None,
+    input_shape: Shape | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[list[Path], float]:
     """Write a network in float32, checked and whole, or not at all.
@@ -130,21 +141,20 @@ def export(
 
 
 @torch.no_grad()
-def _logits(forward: Forward, shape: Sequence[int]) -> Tensor:
+def _logits(forward: Forward, shape: Shape) -> Tensor:
     """The logits of two batches of random images, the same in every call."""
-    found = []
+    logits = []
     for batch in (1, 3):
         outputs: Any = forward(torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch)))
-        found.append(outputs[0] if isinstance(outputs, tuple) else outputs)
-    return torch.cat(found)
+        logits.append(outputs[0] if isinstance(outputs, tuple) else outputs)
+    return torch.cat(logits)
 
 
 def _moved(scratch: Path, folder: Path) -> list[Path]:
-    """Move each file to its place below a folder, where files of other names stay; returns the places."""
-    places = []
+    """Move each file to the same path below a folder, where files of other names stay; returns the new paths."""
+    paths = []
     for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
-        place = folder / file.relative_to(scratch)
-        place.parent.mkdir(exist_ok=True)
-        file.replace(place)
-        places.append(place)
-    return places
+        path = folder / file.relative_to(scratch)
+        path.parent.mkdir(exist_ok=True)
+        paths.append(file.replace(path))
+    return paths

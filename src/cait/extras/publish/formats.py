@@ -19,21 +19,29 @@ from cait import references
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
 from cait.extras.publish import SHARED_FIELDS
+from cait.settings import Settings
 
+Metadata = Mapping[str, Any]
+"""What goes with the weights: names of the classes, and how images are prepared."""
+Shape = Sequence[int]
+"""(C, S, S) of an image."""
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
 ANY = "timm takes CaiT as published and its own networks, the other formats take any"
 
 
-def write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> nn.Module:
+def write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -> nn.Module:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
     network = model if type(model).__module__.startswith("timm.") else _in_timm(model)
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
-    prepared = {name: metadata[name] for name in ("mean", "std", "crop_pct", "interpolation") if name in metadata}
+    data_config: Settings = {"input_size": tuple(shape)}
+    if shape[0] not in (1, 3):  # timm's mean and std are ImageNet's, of three channels
+        data_config |= {"mean": (0.0,), "std": (1.0,)}
+    for name in ("mean", "std", "crop_pct", "interpolation"):
+        if name in metadata:
+            data_config[name] = metadata[name]
     if (fit := metadata.get("fit", "crop")) != "crop":
-        prepared["crop_mode"] = CROP_MODES[fit]
-    own = {} if shape[0] in (1, 3) else dict(mean=(0.0,), std=(1.0,))  # timm's are ImageNet's, of three channels
-    data_config = {"input_size": tuple(shape), **own, **prepared}
+        data_config["crop_mode"] = CROP_MODES[fit]
     save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
@@ -47,8 +55,8 @@ def _in_timm(cait: Any) -> nn.Module:
     smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
     arguments = {entry: _arguments(entry, config) for entry in smallest_first}
     entry = min(arguments, key=lambda name: len(arguments[name]))
-    overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
-    overlay.update(num_classes=config.num_classes, input_size=cait.input_shape)
+    overlay: Settings = dict.fromkeys(("url", "hf_hub_id", "tag", "license"))
+    overlay |= dict(num_classes=config.num_classes, input_size=cait.input_shape)
     network = timm.create_model(entry, pretrained_cfg_overlay=overlay, **arguments[entry])
     try:
         network.load_state_dict(cait.state_dict())
@@ -57,7 +65,7 @@ def _in_timm(cait: Any) -> nn.Module:
     return network
 
 
-def _arguments(entry: str, config: Any) -> dict[str, Any]:
+def _arguments(entry: str, config: Any) -> Settings:
     """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
     _, name, img_size = entry.split("_")
     variant_config = references.locate("cait.model.config:variant_config")  # by name: a project may delete CaiT
@@ -68,7 +76,7 @@ def _arguments(entry: str, config: Any) -> dict[str, Any]:
     return differ
 
 
-def write_torch_export(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+def write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -> Forward:
     """Write a network for `torch.export.load`; the metadata are "metadata.json" among the `extra_files`."""
     with quiet():
         program = torch.export.export(model, **example(shape), strict=False)
@@ -80,7 +88,7 @@ def write_torch_export(model: nn.Module, path: Path, metadata: Mapping[str, Any]
         return torch.export.load(path).module()
 
 
-def write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+def write_onnx(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -> Forward:
     """Write a network that takes "images" [B, C, S, S] of any B.
 
     It gives "logits" [B, num_classes], or the outputs that its attribute `output_names` names, "logits" first. The
@@ -111,7 +119,7 @@ def read_onnx(path: Path) -> Forward:
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
-def write_openvino(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+def write_openvino(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -> Forward:
     """`model.xml` and `model.bin`, with the inputs and outputs of ONNX. Metadata are its runtime info, as in ONNX."""
     import openvino
 
@@ -135,7 +143,7 @@ def read_openvino(path: Path) -> Forward:
     return lambda images: torch.from_numpy(compiled(images.numpy())["logits"])
 
 
-def example(shape: Sequence[int]) -> dict[str, Any]:
+def example(shape: Shape) -> dict[str, Any]:
     """The exporters trace the network with two images, which stand for any number."""
     return dict(args=(torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("batch")},))
 

@@ -39,11 +39,11 @@ def add_recipe(line: Line, program: Program) -> None:
     Nothing but the weights of --from is added if a line names a checkpoint, a configuration that is not an overlay, or
     no folder of class folders. Raises UserError if the minutes cannot be used.
     """
-    own = Options("fit")
-    own.add_argument("--from", dest="source", default="")
-    own.add_argument("--minutes", type=float)
-    own.add_argument("--race", choices=("true", "false"))
-    asked, line.words = own.parse_known_args(line.words)
+    options = Options("fit")
+    options.add_argument("--from", dest="source", default="")
+    options.add_argument("--minutes", type=float)
+    options.add_argument("--race", choices=("true", "false"))
+    asked, line.words = options.parse_known_args(line.words)
     if asked.minutes is not None and not 0 < asked.minutes < math.inf:
         raise UserError(f"--minutes must be a number above 0, got {asked.minutes:g}")
     line.steps.append(partial(settings_for, line, program, asked))
@@ -54,14 +54,18 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
 
     Raises UserError if the folder or the weights cannot be used.
     """
-    has_own = not all(is_overlay(path, layer) for path, layer in line.layers if path)
-    if "ckpt_path" in given or has_own or not is_folder(given.get("data.root")):
+    only_overlays = all(is_overlay(path, layer) for path, layer in line.layers if path)
+    if "ckpt_path" in given or not only_overlays or not is_folder(given.get("data.root")):
         if asked.minutes is not None or asked.race == "true":
             name = "race" if asked.minutes is None else "minutes"
             raise UserError(f"--{name} is for a folder of images without a configuration")
-        beside = beside_a_configuration(asked.source) | ({"race": None} if asked.race else {})  # of a run that raced
-        kept = line.typed | ({"data.mean", "data.std"} if given.get("data.reader") else set())  # of planes, as measured
-        return {name: value for name, value in beside.items() if not is_in(name, kept)}
+        added = beside_a_configuration(asked.source)
+        if asked.race:
+            added["race"] = None  # the configuration may be of a run that raced
+        kept = {*line.typed}
+        if given.get("data.reader"):
+            kept |= {"data.mean", "data.std"}  # of planes, as measured
+        return {name: value for name, value in added.items() if not is_in(name, kept)}
     with contextlib.redirect_stdout(sys.stderr if "print_config" in line.typed else sys.stdout):
         recipe = chosen(given, asked, program)
     program.default_name = Path(given["data.root"]).resolve().name
@@ -74,7 +78,7 @@ def is_folder(root: Any) -> bool:
     return may_be and all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
 
 
-def chosen(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:
+def chosen(given: Settings, asked: Namespace, program: Program) -> Settings:
     """The settings of the recipe, in all processes those of the first, which alone plans, asks the hub and prints."""
 
     def planned() -> str:
@@ -86,13 +90,13 @@ def chosen(given: dict[str, Any], asked: Namespace, program: Program) -> dict[st
     is_from_lightning = "LOCAL_RANK" in os.environ and CHOSEN in os.environ and program.processes.started() == 1
     if not is_from_lightning:  # which started this process with the arguments of the first
         os.environ[CHOSEN] = program.processes.of_first(planned)
-    found = json.loads(os.environ[CHOSEN])
-    if isinstance(found, str):
-        raise UserError(found)
-    return found
+    settings = json.loads(os.environ[CHOSEN])
+    if isinstance(settings, str):  # an error of the first process
+        raise UserError(settings)
+    return settings
 
 
-def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str, Any]:
+def plan(given: Settings, asked: Namespace, program: Program) -> Settings:
     """Look at the folder, choose the settings of its recipe, and print why."""
     data = nested(given).get("data", {}) | {"in_chans": given.get(CHANNELS, 3)}
     source = open_source(data["root"], **data)
@@ -103,18 +107,20 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
     weights, reason = weights_of(asked.source, given, machine.gpus > 0)
     folder = survey(source, group(PREPARATION, data))
     tell("measuring a few steps on this machine ...")
-    minutes, trial = asked.minutes or MINUTES, Trial(program)
+    minutes = asked.minutes or MINUTES
+    trial = Trial(program)
     recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
-    named = asked.source or given.get("model.weights") or given.get("model.pretrained")
-    is_asked, by_default = asked.race == "true", not named
+    named_weights = asked.source or given.get("model.weights") or given.get("model.pretrained")
+    is_asked = asked.race == "true"
     if is_asked and not recipe.solves_head:
         raise UserError("--race true is about a head that is solved on weights: name some, and no run, with --from")
-    if recipe.solves_head and (is_asked or (by_default and asked.race is None)):
-        scratch = {name: value for name, value in recipe.given.items() if name not in OF_WEIGHTS}
+    if recipe.solves_head and (is_asked or not (named_weights or asked.race)):
+        scratch = {name: value for name, value in given.items() if name not in OF_WEIGHTS}
         enter(recipe, choose(folder, machine, scratch, trial, None, minutes), is_asked)
-    recipe.lines[:0] = [("weights", reason)] if reason else []
+    if reason:
+        recipe.lines.insert(0, ("weights", reason))
     if scenes := told_of_frames(source):
         recipe.note("scenes", scenes)
     report(source, folder, recipe)
@@ -123,10 +129,16 @@ def plan(given: dict[str, Any], asked: Namespace, program: Program) -> dict[str,
 
 def report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     """Print what is in the folder, and the reasons of the recipe."""
-    held = " (held out, see validation.csv)" if source.holds_out else ""
-    color = "planes" if recipe.held.get("data.reader") else "gray" if folder.gray else "color"
-    images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
+    origin = " (held out, see validation.csv)" if source.holds_out else ""
+    color = "gray" if folder.gray else "color"
+    if recipe.held.get("data.reader"):
+        color = "planes"
+    images = (
+        f"{folder.images:,} to train on, {folder.val:,} to validate on{origin}, {len(folder.counts)} classes, "
+        f"{color}, about {folder.side} pixels"
+    )
+    recipe.lines.insert(0, ("images", images))
     say(f"recipe    chosen for {source.root}, because no --config is given")
-    for topic, text in [("images", f"{images}{color}, about {folder.side} pixels"), *recipe.lines]:
+    for topic, text in recipe.lines:
         say(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,8 @@ from cait.extras.recipe.weights import CHANNELS
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.model.weights import HEAD_ANEW, lower_keys
 from cait.run.program import Program
-from cait.settings import group, nested
+from cait.settings import Settings, group, nested
 
-Settings = Mapping[str, Any]
 SAMPLE = 100
 """Images that are looked at, evenly over the listing."""
 EPOCH, SETUP = 0.15, 10.0
@@ -101,12 +100,13 @@ def this_machine(given: Settings) -> Machine:
 def survey(source: FolderSource, reading: Reading) -> Survey:
     """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read."""
     train = source.train
-    label_sets = getattr(source, "label_sets", None)
-    labels = source.class_names if label_sets is None else label_sets
-    counts = np.bincount(train.labels, minlength=len(labels))
-    if label_sets is not None:  # a row of 0 and 1 for each label, the classes that it stands for
-        counts = counts @ np.asarray(label_sets)
-    sides, thumbs = [], []
+    label_sets = getattr(source, "label_sets", None)  # a row of 0 and 1 for each label, the classes that it stands for
+    if label_sets is None:
+        counts = np.bincount(train.labels, minlength=len(source.class_names))
+    else:
+        counts = np.bincount(train.labels, minlength=len(label_sets)) @ np.asarray(label_sets)
+    sides = []
+    thumbs = []
     for index in evenly(len(train), SAMPLE):
         # A run counts and names those that cannot be read.
         with contextlib.suppress(Exception), _opened(train.name(index), reading) as image:
@@ -116,7 +116,8 @@ def survey(source: FolderSource, reading: Reading) -> Survey:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs).astype(float)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
-    mean, std = pixels.mean(axis=(0, 1, 2)) / 255, pixels.std(axis=(0, 1, 2)) / 255
+    mean = pixels.mean(axis=(0, 1, 2)) / 255
+    std = pixels.std(axis=(0, 1, 2)) / 255
     return Survey(
         counts=dict(zip(source.class_names, counts.astype(int).tolist(), strict=True)),
         several=None if label_sets is None else len(train),
@@ -145,9 +146,9 @@ def quietly() -> Iterator[None]:
     """Measure without a line on the screen. None if it fails, whatever settings or networks are given."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    hush = contextlib.redirect_stdout(io.StringIO())
+    hidden = contextlib.redirect_stdout(io.StringIO())
     try:
-        with warnings.catch_warnings(action="ignore"), hush, contextlib.suppress(Exception):
+        with warnings.catch_warnings(action="ignore"), hidden, contextlib.suppress(Exception):
             yield
     finally:
         logging.disable(before)
@@ -175,7 +176,8 @@ class Trial:
 
         Raises UserError if they are of another network than the settings name.
         """
-        model, network = nested(held).get("model", {}), self.built(held, classes=classes)
+        model = nested(held).get("model", {})
+        network = self.built(held, classes=classes)
         name = model.get("name", "xxs24")
         if network is None:  # which the run reports
             return False
@@ -188,24 +190,31 @@ class Trial:
     def has_depthwise(self, held: Settings) -> bool:
         """Whether the network has convolutions of single channels."""
         network = self.built(held) or nn.Identity()
-        convolutions = (part for part in network.modules() if isinstance(part, nn.Conv2d))
-        return any(part.groups == part.in_channels > 1 for part in convolutions)
+        convolutions = (layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
+        return any(layer.groups == layer.in_channels > 1 for layer in convolutions)
 
     @quietly()
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
         network = self.built(held, size)
-        names = ("accelerator", "precision")
-        chosen = {name: held[f"trainer.{name}"] for name in names if f"trainer.{name}" in held}
+        accelerator = held.get("trainer.accelerator", "auto")
+        precision = held.get("trainer.precision")
         # Of one device, also in a process that torchrun has started.
-        trainer = Trainer(logger=False, devices=1, plugins=[LightningEnvironment()], **chosen)
+        trainer = Trainer(
+            accelerator=accelerator,
+            precision=precision,
+            logger=False,
+            devices=1,
+            plugins=[LightningEnvironment()],
+        )
         device = trainer.strategy.root_device
         network.to(device).train()
         if isinstance(share := held.get("model.freeze"), float):
             for key in lower_keys(network, share):
                 network.get_parameter(key).requires_grad_(False)
-        fastest, start = math.inf, time.monotonic()
-        for place, count in enumerate(TRIES):
+        fastest = math.inf
+        start = time.monotonic()
+        for number, count in enumerate(TRIES):
             images = torch.zeros(count, held.get(CHANNELS, 3), size, size, device=device)
             begin = time.monotonic()
             with trainer.precision_plugin.forward_context():
@@ -213,7 +222,7 @@ class Trial:
             loss.backward()
             loss.item()  # waits for a GPU
             fastest = min(fastest, (time.monotonic() - begin) / count)
-            if place % 2 and time.monotonic() - start > LIMIT:
+            if number % 2 and time.monotonic() - start > LIMIT:
                 break
         return fastest
 

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from cait.ckpt import Checkpoint
 from cait.errors import UserError
 from cait.extras.display import duration
 from cait.extras.recipe.figures import most_epochs
@@ -28,7 +29,8 @@ class Plan(Callback):
     """
 
     def __init__(self, run: Run) -> None:
-        self.minutes, self.begun = run.config.plan_minutes, run.program.begun
+        self.minutes = run.config.plan_minutes
+        self.begun = run.program.begun
         if not self.minutes > 0:
             raise UserError(f"plan_minutes must be above 0 or null, got {self.minutes:g}")
         self.first: int = run.trainer.max_epochs
@@ -39,12 +41,13 @@ class Plan(Callback):
         self.step, self.before = 0, self.first
         """The steps that were done then, and the epochs that were planned until then."""
         self.typed = run.typed
-        self._batches, self._since = 0, 0.0
+        self._batches = 0
+        self._since = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("first", "epochs", "step", "before")}
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: Checkpoint) -> None:
         kept = checkpoint["callbacks"].get(self.state_key)
         if "plan_minutes" in self.typed:  # it goes on to the next validation at least
             every = trainer.check_val_every_n_epoch or 1
@@ -54,7 +57,8 @@ class Plan(Callback):
             self.epochs = self.first
         elif kept and kept["epochs"]:
             self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
-            self.step, self.before = kept.get("step", 0), kept.get("before", self.first)
+            self.step = kept.get("step", 0)
+            self.before = kept.get("before", self.first)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._batches += 1
@@ -62,10 +66,12 @@ class Plan(Callback):
             self._since = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        done, every = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
+        done = trainer.current_epoch + 1
+        every = trainer.check_val_every_n_epoch or 1
         if self.epochs is not None or done % every or self._batches <= WARM_UP:
             return
-        now, batches = time.monotonic(), batches_an_epoch(trainer)
+        now = time.monotonic()
+        batches = batches_an_epoch(trainer)
         epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
         left = self.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.settings.weights or pl_module.settings.pretrained)
@@ -73,8 +79,10 @@ class Plan(Callback):
         fitting = done + max(0, int(left / (every * epoch))) * every
         self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:
-            why = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
-            told = f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'}, {why}"
-            rank_zero_info(f"planned anew: {told}; about {duration((self.epochs - done) * epoch)} to go")
-        self.step, self.before = trainer.global_step, trainer.max_epochs
+            reason = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
+            noun = "epoch" if self.epochs == 1 else "epochs"
+            left = duration((self.epochs - done) * epoch)
+            rank_zero_info(f"planned anew: {self.epochs} {noun}, {reason}; about {left} to go")
+        self.step = trainer.global_step
+        self.before = trainer.max_epochs
         end_after(self.epochs, trainer)

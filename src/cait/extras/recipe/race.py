@@ -27,7 +27,7 @@ from cait.plugins import Run
 from cait.run import rundir
 from cait.run.checkpoints import LastCheckpoint
 from cait.run.program import NextRun
-from cait.settings import flatten, is_in, nested
+from cait.settings import Settings, flatten, is_in, nested
 
 FILE, SCRATCH, WEIGHTS = "race.json", "scratch", "weights"
 NAMES = {"acc1": 100.0, "acc1_macro": 100.0, "mAP": 1.0}
@@ -51,25 +51,34 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
 
     A race that is not asked for waits for a look at the images by the network.
     """
-    seconds, metric = share(recipe.minutes), str(recipe.held.get("best_metric") or "val/acc1")
+    seconds = share(recipe.minutes)
+    if reason := _why_no_race(recipe, scratch, seconds):
+        recipe.note("race", f"none, because {reason}")
+        return
+    settings = scratch.held | {"baselines": False, "best_metric": None}
+    settings |= {name: recipe.held[name] for name in ("baselines", "best_metric") if name in recipe.held}
+    race: Settings = {"seconds": seconds, "settings": nested(settings)}
+    text = f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it"
+    if not is_asked:
+        race["unlike"] = UNLIKE
+        text += " where the images are unlike those of the weights"
+    recipe.take("race", race)
+    recipe.note("race", text)
+
+
+def _why_no_race(recipe: Recipe, scratch: Recipe, seconds: float) -> str:
+    """Why the recipe from scratch cannot win in so many seconds; empty if it may."""
+    metric = str(recipe.held.get("best_metric") or "val/acc1")
     epochs = seconds / 60 / recipe.minutes * scratch.held.get("trainer.max_epochs", 0)
-    why = ""
-    if given := LENGTH & recipe.given.keys():
-        why = f"--{min(given)} is given, and a race goes by the time"
-    elif metric.rpartition("/")[2] not in NAMES:
-        why = f"it is about {', '.join(NAMES)}, and not about {metric}"
-    elif not scratch.held.get("plan_minutes") or epochs < LEAST_EPOCHS:
-        why = f"from scratch {epochs:.1f} epochs would fit into its share of the time, {seconds:.0f} s"
-    elif not recipe.held.get("plan_minutes"):
-        why = "the head alone is trained"
-    if why:
-        recipe.note("race", f"none, because {why}")
-    else:
-        own = {"baselines": recipe.held.get("baselines", False), "best_metric": recipe.held.get("best_metric")}
-        held = scratch.held | own  # judged as the run from weights is
-        recipe.take("race", {"seconds": seconds, "settings": nested(held)} | ({} if is_asked else {"unlike": UNLIKE}))
-        where = "" if is_asked else " where the images are unlike those of the weights"
-        recipe.note("race", f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it{where}")
+    if lengths := LENGTH & recipe.given.keys():
+        return f"--{min(lengths)} is given, and a race goes by the time"
+    if metric.rpartition("/")[2] not in NAMES:
+        return f"it is about {', '.join(NAMES)}, and not about {metric}"
+    if not scratch.held.get("plan_minutes") or epochs < LEAST_EPOCHS:
+        return f"from scratch {epochs:.1f} epochs would fit into its share of the time, {seconds:.0f} s"
+    if not recipe.held.get("plan_minutes"):
+        return "the head alone is trained"
+    return ""
 
 
 def callbacks_of(run: Run) -> list[Callback]:
@@ -96,18 +105,19 @@ def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device
     Its layers keep the means of what they were trained on ("Revisiting Batch Normalization For Practical Domain
     Adaptation", Li et al., 2016): by how many deviations a batch differs from them, averaged over channels and layers.
     """
-    apart: list[float] = []
+    distances: list[float] = []
 
     def note(norm: Any, inputs: tuple[Tensor, ...]) -> None:
-        away = inputs[0].float().transpose(0, 1).flatten(1).mean(1) - norm.running_mean
-        apart.append(float((away.abs() / (norm.running_var + norm.eps).sqrt()).mean()))
+        means = inputs[0].float().transpose(0, 1).flatten(1).mean(1)
+        deviations = (norm.running_var + norm.eps).sqrt()
+        distances.append(float(((means - norm.running_mean).abs() / deviations).mean()))
 
     with ExitStack() as hooks:
-        for part in network.modules():
-            if isinstance(part, _BatchNorm) and part.track_running_stats:
-                hooks.enter_context(part.register_forward_pre_hook(note))
+        for layer in network.modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+                hooks.enter_context(layer.register_forward_pre_hook(note))
         extract(network, samples, data, device, evenly(len(samples), BATCH))
-    return statistics.fmean(apart) if apart else None
+    return statistics.fmean(distances) if distances else None
 
 
 def verdict(head: float, scratch: float, images: int, part: float, epochs: int) -> str:
@@ -126,9 +136,9 @@ def leave(trainer: Trainer, folder: Path, settings: Any = None, typed: Any = Non
 
     If it is new it begins with `settings`; what is `typed` now wins over these and over its own.
     """
-    for each in trainer.checkpoint_callbacks:
-        if isinstance(each, LastCheckpoint):
-            each.signals.restore()  # nobody would act on what it notes
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.signals.restore()  # nobody would act on what it notes
     is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())  # the others wait for the first here
     raise NextRun(folder, not is_begun, {} if is_begun else settings, typed or {})
 
@@ -137,52 +147,65 @@ class Race(Callback):
     """Of the run from weights: after step 0 it lets the run from scratch try, once."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.name = run, run.config.best_metric.rpartition("/")[2]
+        self.run = run
+        self.name = run.config.best_metric.rpartition("/")[2]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.global_step or not pl_module.validates_first or self.name not in NAMES:
             return
-        folder, given = self.run.folder, self.run.config.race
-        won = trainer.strategy.broadcast(winner(folder))
-        if won == SCRATCH:  # a kill came before it was in this place
+        folder = self.run.folder
+        winning = trainer.strategy.broadcast(winner(folder))
+        if winning == SCRATCH:  # a kill came before it was in this place
             give_place(trainer, folder)
-        if won:
+        if winning:
             return
-        score, images = float(trainer.callback_metrics[f"val/{self.name}"]), len(self.run.data.val_images)
-        head = score / NAMES[self.name]
-        if head + noise(head, 1, images) >= 1:
-            rank_zero_info(f"no race: without a mistake on {images:,} images nobody is ahead by more than the noise")
+        score = float(trainer.callback_metrics[f"val/{self.name}"])
+        if reason := self._why_no_race(trainer, pl_module, score / NAMES[self.name]):
+            rank_zero_info(f"no race: {reason}")
             return
-        if least := given.get("unlike"):
-            apart = unlikeness(pl_module.model, self.run.data.train_images.samples, self.run.data, pl_module.device)
-            if apart is None:
-                rank_zero_info("no race: only BatchNorm tells how unlike the images are; --race true has one")
-                return
-            if trainer.strategy.broadcast(apart < least):
-                rank_zero_info(f"no race: by BatchNorm the images are like those of the weights, {apart:.2f} < {least}")
-                return
-        seconds, after = given["seconds"], time.monotonic() - self.run.program.begun
-        rank_zero_info(f"race: from scratch has {seconds:.0f} s to be ahead by more than the noise")
-        own = {"score": score, "after": after, "seconds": seconds}
-        limits = given["settings"].get("trainer", {}) | {"default_root_dir": str(folder)}
-        place = {"run_name": SCRATCH, "trainer": limits, "race": own}
-        left_out, now = OF_WEIGHTS | PLACE, flatten(self.run.config.as_dict())
+        race = self.run.config.race
+        rank_zero_info(f"race: from scratch has {race['seconds']:.0f} s to be ahead by more than the noise")
+        after = time.monotonic() - self.run.program.begun
+        settings = {**race["settings"], "run_name": SCRATCH}
+        settings["trainer"] = settings.get("trainer", {}) | {"default_root_dir": str(folder)}
+        settings["race"] = {"score": score, "after": after, "seconds": race["seconds"]}
+        now = flatten(self.run.config.as_dict())
+        left_out = OF_WEIGHTS | PLACE
         typed = {name: now[name] for name in now if is_in(name, self.run.typed) and not is_in(name, left_out)}
-        leave(trainer, folder / SCRATCH, given["settings"] | place, nested(typed))
+        leave(trainer, folder / SCRATCH, settings, nested(typed))
+
+    def _why_no_race(self, trainer: Trainer, pl_module: Any, head: float) -> str:
+        """Why nobody could win against the share of right images of the head, or a race is not due; empty if it is."""
+        data = self.run.data
+        images = len(data.val_images)
+        if head + noise(head, 1, images) >= 1:
+            return f"without a mistake on {images:,} images nobody is ahead by more than the noise"
+        least = self.run.config.race.get("unlike")
+        if not least:
+            return ""
+        distance = unlikeness(pl_module.model, data.train_images.samples, data, pl_module.device)
+        if distance is None:
+            return "only BatchNorm tells how unlike the images are; --race true has one"
+        if trainer.strategy.broadcast(distance < least):
+            return f"by BatchNorm the images are like those of the weights, {distance:.2f} < {least}"
+        return ""
 
 
 class RaceFromScratch(Callback):
     """Of the run from scratch: after each validation, whether it is ahead, or its time is over."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.name = run, run.config.best_metric.rpartition("/")[2]
-        self.begun, self.best = time.monotonic(), -1.0
+        self.run = run
+        self.name = run.config.best_metric.rpartition("/")[2]
+        self.begun = time.monotonic()
+        self.best = -1.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": time.monotonic() - self.begun, "best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.begun, self.best = self.begun - state_dict["seconds"], state_dict["best"]
+        self.begun = self.begun - state_dict["seconds"]
+        self.best = state_dict["best"]
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -197,20 +220,25 @@ class RaceFromScratch(Callback):
     def _judge(self, trainer: Trainer, is_over: bool) -> None:
         if self.best < 0:
             return
-        folder, given, whole = self.run.folder.parent, self.run.config.race, NAMES[self.name]
+        folder = self.run.folder.parent
+        race = self.run.config.race
+        perfect = NAMES[self.name]
         seconds = time.monotonic() - self.begun
-        part = 1.0 if is_over else seconds / given["seconds"]
-        scores = given["score"] / whole, self.best / whole
-        found = verdict(*scores, len(self.run.data.val_images), part, trainer.current_epoch)
-        if won := trainer.strategy.broadcast(found):
-            of_head = f"the solved head {given['score']:.4g} after {given['after']:.0f} s"
-            told = f"{of_head}, from scratch {self.best:.4g} after {seconds:.0f} s"
-            rank_zero_info(f"race won by {won}: val/{self.name} of {told}")
-            if trainer.is_global_zero:
-                disk.write_json(folder / FILE, {"winner": won, "best": self.best, "seconds": seconds, **given})
-            if won == SCRATCH:
-                give_place(trainer, folder)
-            leave(trainer, folder)
+        spent = 1.0 if is_over else seconds / race["seconds"]
+        images = len(self.run.data.val_images)
+        winning = verdict(race["score"] / perfect, self.best / perfect, images, spent, trainer.current_epoch)
+        winning = trainer.strategy.broadcast(winning)
+        if not winning:
+            return
+        rank_zero_info(
+            f"race won by {winning}: val/{self.name} of the solved head {race['score']:.4g} "
+            f"after {race['after']:.0f} s, from scratch {self.best:.4g} after {seconds:.0f} s"
+        )
+        if trainer.is_global_zero:
+            disk.write_json(folder / FILE, {"winner": winning, "best": self.best, "seconds": seconds, **race})
+        if winning == SCRATCH:
+            give_place(trainer, folder)
+        leave(trainer, folder)
 
 
 def winner(folder: Path) -> str:

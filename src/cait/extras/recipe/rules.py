@@ -9,15 +9,16 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Settings, Survey, Trial, devices_of, most_epochs
+from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Survey, Trial, devices_of, most_epochs
 from cait.extras.recipe.weights import CHANNELS, INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
 from cait.references import TIMM, is_path
+from cait.settings import Settings
 from cait.train.metrics import metric_of_best
 
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
-SIZES = (224, 192, 160, 128, 96, 64)
+SIZES = (64, 96, 128, 160, 192, 224)
 """Sizes that networks other than the recipe's own may see, in pixels."""
 LEAST = 128
 """The least size for weights, to which smaller ones are enlarged: at 96 features lose more than epochs gain."""
@@ -25,9 +26,9 @@ LOWER = 0.33
 """The share of the layers that stays in a run from weights on a CPU; without gradients they take less than half."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
-UNMIXED: dict[str, Any] = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+UNMIXED: Settings = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
 LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
-MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
+MIXED: Settings = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
 STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
@@ -40,7 +41,9 @@ class Recipe:
     """The settings by their names on the command line, and a line for each rule that chose some."""
 
     def __init__(self, given: Settings, weights: Weights | None, minutes: float) -> None:
-        self.given, self.weights, self.minutes = given, weights, minutes
+        self.given = given
+        self.weights = weights
+        self.minutes = minutes
         self.held = dict(given)
         """All settings so far, those that are given and those that are chosen."""
         self.lines: list[tuple[str, str]] = []
@@ -48,7 +51,7 @@ class Recipe:
         """Seconds that the network trains on an image, once it is measured."""
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Those that are chosen."""
         return {name: value for name, value in self.held.items() if name not in self.given}
 
@@ -91,11 +94,12 @@ def choose(
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     recipe = Recipe(given, weights, minutes)
-    if weights is not None:
+    if weights:
         recipe.take_all(weights.settings)
         transfer(machine, recipe, measure, measure.takes_head(recipe.held, len(folder.counts)))
         recipe.note("weights", weights.name)
-    name, count = min(folder.counts.items(), key=lambda item: item[1])
+    name = min(folder.counts, key=folder.counts.__getitem__)
+    count = folder.counts[name]
     if count < FEW:
         recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
     precision(machine, recipe, measure)
@@ -134,8 +138,7 @@ def precision(machine: Machine, recipe: Recipe, measure: Trial) -> None:
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
     if not recipe.weights:
-        recipe.take("data.mean", list(folder.mean))
-        recipe.take("data.std", list(folder.std))
+        recipe.take_all({"data.mean": [*folder.mean], "data.std": [*folder.std]})
     if "data.img_size" in recipe.held:
         size = recipe.held["data.img_size"]
         reason = "as given" if "data.img_size" in recipe.given else "that of the weights"
@@ -145,9 +148,11 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial)
         size = 8 * max(2, math.ceil(folder.side / 8))  # so that patches of 8 fit
         reason = "as the images are"
     elif machine.gpus:
-        size, reason = 128, "a GPU has the time for it"
+        size = 128
+        reason = "a GPU has the time for it"
     else:
-        size, reason = 64, "twice the size takes four times as long"
+        size = 64
+        reason = "twice the size takes four times as long"
     size = recipe.take("data.img_size", size)
     recipe.note("size", f"{size} pixels, {reason}")
     return size
@@ -160,36 +165,46 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     are enlarged, to twice their size. From `LEAST` on, more epochs gain more than larger images, until all have run. A
     head that is solved needs one pass without gradients, a third of an epoch.
     """
-    least, most, enough = SIZES[-1], folder.side, 25.0
+    least = SIZES[0]
+    most = folder.side
+    enough = 25.0
     if recipe.weights:
-        least, most = LEAST, 2 * folder.side
-        enough = 1 / 3 if recipe.trains_head_alone else float(most_epochs(True, 1))
+        least = LEAST
+        most = 2 * folder.side
+        enough = float(most_epochs(True, 1))
     time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
-    found: int | None = None
-    for size in sorted(SIZES):
-        is_of_use = least <= size <= max(least, most)
-        if not is_of_use or (seconds := measure.step(recipe.held, size)) is None:
+    largest: int | None = None
+    for size in SIZES:
+        if not least <= size <= max(least, most):
+            continue
+        seconds = measure.step(recipe.held, size)
+        if seconds is None:
             continue
         fitting = max(time, 6 * recipe.minutes) / (seconds * folder.images)
-        if found is None and recipe.solves_head and fitting < 1:
+        if largest is None and recipe.solves_head and fitting < 1:
             leave_at_head(recipe, fitting)
-            enough = 1 / 3 if recipe.trains_head_alone else enough
-        if found is not None and fitting < enough:
+        if recipe.weights and recipe.trains_head_alone:
+            enough = 1 / 3
+        if largest is not None and fitting < enough:
             break
-        found, recipe.image, is_enough = size, seconds, fitting >= enough
-    if found is None:
-        return SIZES[0], "the usual size: the network cannot be measured"
+        largest = size
+        recipe.image = seconds
+        is_enough = fitting >= enough
+    if largest is None:
+        return SIZES[-1], "the usual size: the network cannot be measured"
     if recipe.trains_head_alone:
-        return found, "enough for the head"
-    return found, f"the largest at which {enough:g} epochs fit" if is_enough else "the smallest that the network takes"
+        return largest, "enough for the head"
+    if is_enough:
+        return largest, f"the largest at which {enough:g} epochs fit"
+    return largest, "the smallest that the network takes"
 
 
 def leave_at_head(recipe: Recipe, fitting: float) -> None:
     """Train nothing but the head, because less than an epoch of the rest fits."""
     if "model.freeze" not in recipe.given and not recipe.trains_head_alone:
         recipe.held["model.freeze"] = True
-        more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
-        recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
+        minutes = math.ceil(recipe.minutes * 5 / fitting)
+        recipe.note("frozen", f"all but the head, because not one epoch fits; --minutes {minutes} would give 5")
 
 
 def halve(folder: Survey, recipe: Recipe, size: int) -> None:
@@ -212,28 +227,26 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
         return
     if name == "xxs24":
         convolves = not gpus and recipe.take("model.fields.stem", "pooled") != "patch"
-        fields: dict[str, Any] = {"embed_dim": 128, "depth": 4, "layer_scale_init": 1.0, "mlp_ratio": 4.0}
+        fields: Settings = {"embed_dim": 128, "depth": 4, "layer_scale_init": 1.0, "mlp_ratio": 4.0}
         if convolves:
             fields = {"embed_dim": 96, "depth": 1, "layer_scale_init": 1.0, "mlp_ratio": 2.0}
         elif gpus:
             fields = {"embed_dim": 192, "depth": 12}
-        fields["num_heads"] = 4
         recipe.take_all({f"model.fields.{key}": value for key, value in fields.items()})
-        recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
-    whole = [patch for patch in range(1, size + 1) if size % patch == 0]
-    if convolves:
-        powers_of_two = [patch for patch in whole if patch.bit_count() == 1]
-        fitting = max(patch for patch in powers_of_two if size // patch >= 4 or patch == 1)
+        recipe.take_all({"model.fields.num_heads": 4, "model.drop_path_rate": 0.1 if gpus else 0.0})
+    sizes = [patch for patch in range(1, size + 1) if size % patch == 0]
+    if convolves:  # the largest power of two that leaves four patches along a side
+        patch = max(patch for patch in sizes if patch.bit_count() == 1 and patch <= max(1, size // 4))
     else:
         most = 16 if gpus else 8  # patches along a side
-        fitting = min(patch for patch in whole if size // patch <= most)
-    patch = recipe.take("model.fields.patch_size", fitting)
+        patch = min(patch for patch in sizes if size // patch <= most)
+    patch = recipe.take("model.fields.patch_size", patch)
     depth = recipe.held.get("model.fields.depth", VARIANTS[name]["depth"])
     width = recipe.held.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
-    patches = (size // patch) ** 2
-    after = " after convolutions, which are not the paper's" if convolves else ""
-    what = f"CaiT of depth {depth}, {width} wide, {patches} patches of {patch} × {patch} pixels"
-    recipe.note("network", what + after)
+    text = f"CaiT of depth {depth}, {width} wide, {(size // patch) ** 2} patches of {patch} × {patch} pixels"
+    if convolves:
+        text += " after convolutions, which are not the paper's"
+    recipe.note("network", text)
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:
@@ -243,30 +256,32 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     often that the network would learn them by heart, so they are changed more, gray or not.
     """
     if recipe.weights:
-        chosen, how = LITTLE, "crops and nothing else, because the run is short"
+        settings = LITTLE
+        how = "crops and nothing else, because the run is short"
     elif folder.gray and (folder.side <= SMALL or folder.unevenness < RARE):
-        chosen, how = MILD, "crops, a little Mixup"
+        settings = MILD
+        how = "crops, a little Mixup"
     else:
-        chosen, how = STRONG, "crops, RandAugment, some Mixup"
-    recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **chosen})
+        settings = STRONG
+        how = "crops, RandAugment, some Mixup"
+    recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **settings})
     mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.gray else 0.5) else "not mirrored"
     recipe.note("augment", f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
-    from_scratch = 128 if machine.gpus else 64
-    wanted = 32 if recipe.weights else from_scratch
-    parts = devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))
-    pairs = 2 * parts  # each process pairs images for Mixup
-    fitting = min(wanted, folder.images // 8) // pairs
-    batch = recipe.take("data.batch_size", max(1, fitting) * pairs)
-    recipe.take("data.global_batch", True)
-    of_core = folder.val // (4 * machine.cores)  # so that all cores read
-    recipe.take("data.eval_batch_size", max(16, min(128, of_core)))
+    wanted = 128 if machine.gpus else 64
+    if recipe.weights:
+        wanted = 32
+    batches = devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))
+    pairs = 2 * batches  # each process pairs images for Mixup
+    batch = max(1, min(wanted, folder.images // 8) // pairs) * pairs
+    for_all_cores = folder.val // (4 * machine.cores)
+    recipe.take_all({"data.global_batch": True, "data.eval_batch_size": max(16, min(128, for_all_cores))})
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
-    return batch
+    return recipe.take("data.batch_size", batch)
 
 
 def optimize(recipe: Recipe) -> None:
@@ -277,8 +292,7 @@ def optimize(recipe: Recipe) -> None:
     """
     recipe.take("model.lr_base_size", None)
     if recipe.solves_head:
-        recipe.take("model.solve_head", True)
-        recipe.take("model.freeze_norm", True)
+        recipe.take_all({"model.solve_head": True, "model.freeze_norm": True})
         head = "the head, which sees every stage," if recipe.held.get(INTERMEDIATES) else "the head"
         stays = "the lower layers and BatchNorm" if recipe.holds_lower_layers else "BatchNorm"
         rate, note = 3e-4, f"{head} is solved first; then AdamW at RATE, {stays} as the weights have it"
@@ -287,12 +301,15 @@ def optimize(recipe: Recipe) -> None:
     elif recipe.weights:
         if not is_path(recipe.held.get("model.name", "xxs24")):  # one's own may name no layers
             recipe.take("model.layer_decay", 0.75)
-        rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
+        rate = 3e-4
+        note = "AdamW at a low rate, lower layers slower: the weights know much already"
     elif recipe.is_cait and "model.optimizer" not in recipe.given:
         recipe.take("model.optimizer", "muon")
-        rate, note = 6e-3, "Muon at RATE, which learned twice as fast as AdamW in trials"
+        rate = 6e-3
+        note = "Muon at RATE, which learned twice as fast as AdamW in trials"
     else:
-        rate, note = 1e-3, "AdamW, or what is given, at RATE, which suits most networks"
+        rate = 1e-3
+        note = "AdamW, or what is given, at RATE, which suits most networks"
     recipe.note("optimizer", note.replace("RATE", f"{recipe.take('model.lr', rate):g}"))
 
 
@@ -307,10 +324,13 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     measured = recipe.image or measure.step(recipe.held, recipe.held["data.img_size"]) or 0.01
     image = OVERHEAD * measured / devices_of(recipe.held)
     forward = image / (2 if recipe.holds_lower_layers else 3)  # lower layers go forward alone
-    of_head = folder.images * forward if recipe.solves_head else 0.0
-    start = measure.begun() + SETUP + of_head
-    scored = 1 if recipe.held.get("ema.decay") is None else 2  # the average too
-    epoch, validation = folder.images * image + EPOCH, scored * folder.val * forward
+    start = measure.begun() + SETUP
+    if recipe.solves_head:
+        start += folder.images * forward
+    epoch = folder.images * image + EPOCH
+    validation = folder.val * forward
+    if recipe.held.get("ema.decay") is not None:  # the average is scored too
+        validation *= 2
     fitting = max(60 * recipe.minutes - start, 20 * recipe.minutes) / (epoch + min(validation, 0.18 * epoch))
     is_planned = "trainer.max_epochs" not in recipe.given
     if fitting < 1 and recipe.solves_head:
@@ -330,12 +350,16 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     every = recipe.take("trainer.check_val_every_n_epoch", every) or 1
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     seconds = start + min(epochs, fitting) * epoch + epochs / every * validation
-    part = recipe.held.get("trainer.max_steps")
-    what = f"{part:,} steps, less than an epoch" if part else f"epochs: {epochs:,}, validated every {every}"
-    on = f"on {machine.cores} cores" if not machine.gpus else "on a GPU"
-    again = ", planned anew once they are measured" if "plan_minutes" in recipe.settings else ""
-    limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    recipe.note("length", f"{what}; about {duration(10 * max(1, round(seconds / 10)))} {on}{again}{limit}")
+    text = f"epochs: {epochs:,}, validated every {every}"
+    if max_steps := recipe.held.get("trainer.max_steps"):
+        text = f"{max_steps:,} steps, less than an epoch"
+    device = "a GPU" if machine.gpus else f"{machine.cores} cores"
+    text += f"; about {duration(10 * max(1, round(seconds / 10)))} on {device}"
+    if "plan_minutes" in recipe.settings:
+        text += ", planned anew once they are measured"
+    if epochs == most:
+        text += f"; no more than {most}, whatever the time"
+    recipe.note("length", text)
 
 
 def balance(folder: Survey, recipe: Recipe) -> None:
@@ -354,11 +378,14 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     has_average = recipe.held.get("ema.decay") is not None
     if per_class is True and not recipe.solves_head:
         recipe.take("best_metric", metric_of_best(None, "acc1_macro", has_average))
+    metric = metric_of_best(recipe.held.get("best_metric"), "acc1", has_average)
     counts = folder.counts.values()
-    chosen = f"best.ckpt is chosen by {metric_of_best(recipe.held.get('best_metric'), 'acc1', has_average)}"
     drawn = "all are drawn alike"
     if how is not None:
         drawn = f"small ones are drawn more often ({how})"
     elif "data.balance" in recipe.given:
         drawn += ", as given"
-    recipe.note("balance", f"classes have {min(counts):,} to {max(counts):,} images: {drawn}, and {chosen}")
+    recipe.note(
+        "balance",
+        f"classes have {min(counts):,} to {max(counts):,} images: {drawn}, and best.ckpt is chosen by {metric}",
+    )

@@ -38,10 +38,14 @@ class ConvStem(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         pools = config.stem == "pooled"
-        d, factor, halvings = config.embed_dim, config.patch_size, 0
+        d = config.embed_dim
+        factor = config.patch_size
+        halvings = 0
         while factor % 2 == 0:
-            factor, halvings = factor // 2, halvings + 1
-        layers, channels = list[nn.Module](), config.in_chans
+            factor = factor // 2
+            halvings = halvings + 1
+        layers = list[nn.Module]()
+        channels = config.in_chans
         for above in reversed(range(halvings)) if halvings else [2]:
             is_pooled = pools and bool(layers)
             width = max(1, d // 2 ** (min(above, 2) if pools else above))

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -14,6 +13,7 @@ from cait.errors import UserError, to_type
 from cait.model.config import VARIANTS
 from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_config
 from cait.references import TIMM
+from cait.settings import Settings
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 CHANNELS = "model.fields.in_chans"
@@ -30,11 +30,11 @@ class Weights:
     """The weights that a run starts from, and the settings that go with them."""
 
     name: str
-    settings: dict[str, Any]
+    settings: Settings
     """Such as "model.weights", and those of its network. The size of the images only if a run of ours had it."""
 
 
-def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[Weights | None, str]:
+def weights_of(source: str, given: Settings, has_gpu: bool) -> tuple[Weights | None, str]:
     """(the weights of a run, or None; the reason if there are none by default)
 
     They are those that `source` names, else those of the settings `given`, else those that are published. Raises
@@ -56,7 +56,7 @@ def weights_of(source: str, given: Mapping[str, Any], has_gpu: bool) -> tuple[We
         return None, f"none, because {error}; {to_type('FROM=FILE', '--from FILE')} starts from a file"
 
 
-def beside_a_configuration(source: str) -> dict[str, Any]:
+def beside_a_configuration(source: str) -> Settings:
     """The settings for the weights that `source` names, where a configuration says how images are prepared."""
     if source in ("", "none"):
         return {}
@@ -69,11 +69,12 @@ def from_file_or_run(source: str, name: str | None = None) -> Weights:
     Images are prepared for a file as timm prepares them for the network `name`, if one is given.
     """
     path, folder = checkpoint_of(source, "start from")
-    if folder is not None and path.suffix == ".ckpt":
+    if folder and path.suffix == ".ckpt":
         return from_run(path, folder)
-    known = timm_config(name) if name else None
-    prepared = f", its images prepared as for timm's {entry(known)}" if known else ""
-    return Weights(source + prepared, {"model.weights": source} | image_settings(known))
+    settings: Settings = {"model.weights": source}
+    if known := timm_config(name) if name else None:
+        source += f", its images prepared as for timm's {entry(known)}"
+    return Weights(source, settings | image_settings(known))
 
 
 def from_run(path: Path, folder: Path) -> Weights:
@@ -81,14 +82,18 @@ def from_run(path: Path, folder: Path) -> Weights:
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large
-    fields, data = loaded.module.hparams["fields"] or {}, saved.data_settings(folder)
-    settings: dict[str, Any] = {"model.weights": str(path), "model.name": loaded.name}
-    settings |= {f"model.fields.{key}": value for key, value in fields.items()}
-    settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
+    fields = loaded.module.hparams["fields"] or {}
+    data = saved.data_settings(folder)
+    settings: Settings = {"model.weights": str(path), "model.name": loaded.name}
+    for key, value in fields.items():
+        settings[f"model.fields.{key}"] = value
+    for key in OF_IMAGES:
+        if key in data:
+            settings[f"data.{key}"] = data[key]
     return Weights(str(path), settings)
 
 
-def published(given: Mapping[str, Any], has_gpu: bool) -> Weights:
+def published(given: Settings, has_gpu: bool) -> Weights:
     """timm's weights of the network that `given` names, or of the one that suits the machine, in the cache.
 
     Raises UserError if they cannot be had.
@@ -97,18 +102,17 @@ def published(given: Mapping[str, Any], has_gpu: bool) -> Weights:
     usual = ON_GPU if has_gpu and size % 16 == 0 else ON_CPU  # CaiT cuts patches of 16 pixels
     name = str(given.get("model.name", usual))
     known = timm_config(name, size)
-    if known is None or not known.hf_hub_id:
+    if not known or not known.hf_hub_id:
         raise UserError(f"the Hugging Face hub has no weights of {name}")
-    came = fetched(known)
-    settings = {"model.name": name, "model.pretrained": True} | image_settings(known)
-    return Weights(f"timm's {entry(known)}, {came}, license {known.license or 'unknown'}", settings)
+    about = f"timm's {entry(known)}, {fetched(known)}, license {known.license or 'unknown'}"
+    return Weights(about, {"model.name": name, "model.pretrained": True} | image_settings(known))
 
 
 def entry(known: Any) -> str:
     return ".".join(filter(None, (known.architecture, known.tag)))
 
 
-def image_settings(known: Any) -> dict[str, Any]:
+def image_settings(known: Any) -> Settings:
     """How images are prepared for the weights of one of timm's configurations, as settings of the command line."""
     return {f"data.{name}": value for name, value in preparation(known).items()}
 
@@ -122,16 +126,16 @@ def fetched(known: Any) -> str:
 
     if cached_weights(entry(known)):
         return "from the Hugging Face cache"
-    where = hf_hub_url(known.hf_hub_id, PUBLISHED)
+    address = hf_hub_url(known.hf_hub_id, PUBLISHED)
     try:
         with ThreadPool(1) as pool:  # which is left alone when its time is up: looking up a name knows no limit
-            found = pool.apply_async(get_hf_file_metadata, (where,), {"timeout": 2 * WAIT}).get(WAIT)
-        came = f"{(found.size or 0) / 1e6:,.1f} MB from {constants.ENDPOINT}"
-        print(f"fetching timm's {entry(known)}, {came}", file=sys.stderr, flush=True)
+            file = pool.apply_async(get_hf_file_metadata, (address,), {"timeout": 2 * WAIT}).get(WAIT)
+        origin = f"{(file.size or 0) / 1e6:,.1f} MB from {constants.ENDPOINT}"
+        print(f"fetching timm's {entry(known)}, {origin}", file=sys.stderr, flush=True)
         hf_hub_download(known.hf_hub_id, PUBLISHED)
     except multiprocessing.TimeoutError as error:
         raise UserError(f"{constants.ENDPOINT} did not answer within {WAIT:g} seconds") from error
     except Exception as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"the Hugging Face hub cannot be used: {why}") from error
-    return came
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"the Hugging Face hub cannot be used: {reason}") from error
+    return origin

@@ -33,21 +33,21 @@ def runs(arguments: list[str], program: Program) -> None:
     options = Options("runs", "List the runs in logs/, the newest first; a sweep's trials are runs too.")
     options.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=rundir.LOGS, help="default logs")
     options.add_argument("--json", action="store_true", help="print a JSON list")
-    given = options.parse_args(arguments)
-    if given.folder.is_dir():
-        os.scandir(given.folder).close()  # `glob` would find nothing in one that cannot be listed
-    elif given.folder != rundir.LOGS:
-        raise UserError(f"there is no folder {given.folder}")
+    args = options.parse_args(arguments)
+    if args.folder.is_dir():
+        os.scandir(args.folder).close()  # `glob` would find nothing in one that cannot be listed
+    elif args.folder != rundir.LOGS:
+        raise UserError(f"there is no folder {args.folder}")
     # The runs' folders in it, and one level below it, where sweeps have theirs.
-    folders = [path.parent for pattern in ("*", "*/*") for path in given.folder.glob(f"{pattern}/{rundir.CONFIG}")]
+    folders = [path.parent for pattern in ("*", "*/*") for path in args.folder.glob(f"{pattern}/{rundir.CONFIG}")]
     rows = sorted(map(describe, folders), key=lambda row: row["changed"], reverse=True)
-    if given.json:
+    if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     elif rows:
         _print(rows)
     else:
         start = to_type("make train", "cait fit --config digits.yaml")
-        print(f"there are no runs in {given.folder} yet; `{start}` starts one")
+        print(f"there are no runs in {args.folder} yet; `{start}` starts one")
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def describe(folder: Path) -> dict[str, Any]:
     `changed` is when the run last logged something, in seconds since 1970; `epochs` are done and validated, `planned`
     is how many there will be; `best` is the best value of `metric`, which chooses best.ckpt.
     """
-    metrics, config = folder / rundir.METRICS, folder / rundir.CONFIG
+    metrics = folder / rundir.METRICS
+    config = folder / rundir.CONFIG
     name = str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder)
     changed = (metrics if metrics.exists() else config).lstat().st_mtime
     row: dict[str, Any] = {"name": name, "changed": changed, "state": _state(folder), "epochs": 0, "metric": METRIC}
@@ -65,13 +66,14 @@ def describe(folder: Path) -> dict[str, Any]:
         disk.check_inside(folder)
         content = configurations.settings(config)
         disk.check_shape(content, SETTINGS, config)
-        model, trainer, data = (content.get(part) or {} for part in ("model", "trainer", "data"))
+        model, trainer, data = (content.get(group) or {} for group in ("model", "trainer", "data"))
         if model.get("name"):
             row["model"] = network_name(model["name"], model.get("fields"))
-        row["data"], row["planned"] = data.get("root"), max(trainer.get("max_epochs") or 0, 0) or None
+        row["data"] = data.get("root")
+        row["planned"] = max(trainer.get("max_epochs") or 0, 0) or None
         row["metric"] = content.get("best_metric") or METRIC
         if metrics.exists():
-            row |= _figures(folder, row["metric"], content.get("best_mode"))
+            row["epochs"], row["best"] = _progress(folder, row["metric"], content.get("best_mode"))
         is_solved = row["state"] == "finished" and row["epochs"] == 0  # and the rest is frozen
         if is_solved or content.get("plan_minutes"):  # by its pace, after the first validation
             row["planned"] = None
@@ -88,19 +90,22 @@ def _state(folder: Path) -> str:
     return "stopped" if any(folder.glob(f"{rundir.CHECKPOINTS}/*.ckpt")) else "failed"
 
 
-def _figures(folder: Path, metric: str, mode: str | None) -> dict[str, Any]:
-    epochs, values = 0, []
+def _progress(folder: Path, metric: str, mode: str | None) -> tuple[int, float | None]:
+    """The epochs that are done and validated, and the best value of a metric; None if nothing says what is best."""
+    epochs = 0
+    values = []
     for step, cells in curves.rows(folder).items():
         validated = any(name.startswith("val") for name in cells) and (step > 0 or "train/loss" in cells)
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
-        if math.isfinite(value := cells.get(metric, math.nan)):
-            values.append(value)
-    if mode is None and "acc1" not in metric:
+        if math.isfinite(cells.get(metric, math.nan)):
+            values.append(cells[metric])
+    if mode is None and "acc1" in metric:
+        mode = "max"
+    elif mode is None:
         from cait.train.metrics import best_mode  # here, because torch takes seconds to import
 
-        if (mode := best_mode(metric, {})) is None:
-            return {"epochs": epochs}
-    return {"epochs": epochs, "best": (min if mode == "min" else max)(values, default=None)}
+        mode = best_mode(metric, {})
+    return epochs, curves.best(values, mode)
 
 
 def is_held(folder: Path) -> bool:
@@ -124,7 +129,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for title in ("run", "model", "data", "epochs", "best", "changed", "state"):
         table.add_column(title, no_wrap=title != "data", overflow="fold")
     for row in rows:
-        metric, best, planned = row["metric"], row["best"], row["planned"]
+        metric = row["metric"]
+        best = row["best"]
+        planned = row["planned"]
         table.add_row(
             row["name"],
             row["model"] or "?",

@@ -29,9 +29,10 @@ WIDE = 105
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     """The metrics of `SHOWN`, in its order, then validation metrics of your own, formatted."""
-    known = (*SHOWN, *NOT_SHOWN)
-    own = [name for name in metrics if name.startswith("val/") and name not in known]
-    looks = SHOWN | {name: (name, "{:.4f}") for name in own}
+    looks = dict(SHOWN)
+    for name in metrics:
+        if name.startswith("val/") and name not in NOT_SHOWN:
+            looks.setdefault(name, (name, "{:.4f}"))
     shown = {}
     for name, (label, form) in looks.items():
         if name in metrics:
@@ -56,7 +57,7 @@ class RunProgressBar(RichProgressBar):
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         description, bar, batches, *times = super().configure_columns(trainer)
         bar.bar_width = 10  # so that the metrics stay on the line
-        is_wide = self._console is not None and self._console.width >= WIDE
+        is_wide = self._console and self._console.width >= WIDE
         return [description, bar, batches, *(times if is_wide else [])]
 
     def _get_train_description(self, current_epoch: int) -> str:
@@ -104,13 +105,13 @@ class EpochLines(Callback):
             print(self._line(trainer, shown_metrics(metrics)), flush=True)
 
     def _line(self, trainer: Trainer, metrics: dict[str, str]) -> str:
-        shown = [f"{name}: {value}" for name, value in metrics.items()]
-        seconds = time.monotonic() - self._epoch_start
-        line = "  ".join([epoch_label(trainer), *shown, f"{seconds:.1f} s"])
+        cells = [epoch_label(trainer)]
+        cells += [f"{name}: {value}" for name, value in metrics.items()]
+        cells.append(f"{time.monotonic() - self._epoch_start:.1f} s")
         waited = _waited(trainer) - self._waited_before
         steps = self._batch_end - self._epoch_start
         share = waited / steps if steps > 0 else 0.0
-        return f"{line}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
+        return f"{'  '.join(cells)}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
 
 
 def _waited(trainer: Trainer) -> float:

@@ -42,7 +42,8 @@ class Banner(ModelSummary):
 
     def __init__(self, data: ImageNetDataModule, run_dir: Path | None) -> None:
         super().__init__()
-        self.data, self.run_dir = data, run_dir
+        self.data = data
+        self.run_dir = run_dir
         self._measured_from = 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -60,39 +61,48 @@ class Banner(ModelSummary):
         rows = self._rows(trainer, pl_module)
         if trainer.should_stop:  # before the first step
             del rows["length"]
+            show(rows, title)
+            return
         show(rows, title)
         warmup, steps, _ = pl_module.schedule_length()
-        if warmup >= steps and not trainer.should_stop:
-            given = f"--model.warmup_epochs {pl_module.settings.warmup_epochs:g}"
-            told = f"the warm-up takes {warmup:,} steps ({given}), the run has {steps:,}: the learning rate only rises"
+        if warmup >= steps:
             screen = console(highlight=False)
-            screen.print(f"warning: {told}", soft_wrap=not screen.is_terminal)  # on one line in a log
+            screen.print(
+                f"warning: the warm-up takes {warmup:,} steps "
+                f"(--model.warmup_epochs {pl_module.settings.warmup_epochs:g}), "
+                f"the run has {steps:,}: the learning rate only rises",
+                soft_wrap=not screen.is_terminal,  # on one line in a log
+            )
 
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
-        data, optimizer = self.data, trainer.optimizers[0]
+        data = self.data
         parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
-        cost = f", {self._gmacs:.3g} GMACs per image" if self._gmacs else ""
-        name = network_name(pl_module.name, pl_module.hparams.get("fields"))
+        model = f"{network_name(pl_module.name, pl_module.hparams.get('fields'))}, {parameters:,} parameters"
+        if self._gmacs:
+            model += f", {self._gmacs:.3g} GMACs per image"
         order = "shuffled" if data.order.name == "published" else data.order.name
         repeats = f", {data.settings.repeats} times each" if data.settings.repeats > 1 else ""
-        decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
-        schedule = pl_module.settings
-        shape = "" if schedule.schedule == "cosine" else f", schedule {schedule.schedule}"
+        decay = max(group.get("weight_decay", 0) for group in trainer.optimizers[0].param_groups)
+        settings = pl_module.settings
+        optimizer = f"{settings.optimizer}, weight decay {decay:g}"
+        if settings.schedule != "cosine":
+            optimizer += f", schedule {settings.schedule}"
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
-        processes, accumulated = trainer.world_size, batches_a_step(trainer)
+        processes = trainer.world_size
+        accumulated = batches_a_step(trainer)
         images = data.batch_size * processes * accumulated  # of an optimizer step
         noun = "processes" if processes > 1 else "process"
-        batch = f"{processes} {noun} × {data.batch_size} images"
+        batch = f"{images:,} = {processes} {noun} × {data.batch_size} images"
         if accumulated > 1:
             batch += f" × {accumulated} accumulated"
         rows = {
-            "model": f"{name}, {parameters:,} parameters{cost}",
+            "model": model,
             "data": data.summary(),
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
-            "batch": f"{images:,} = {batch}",
-            "optimizer": f"{pl_module.settings.optimizer}, weight decay {decay:g}{shape}",
-            "length": _length(trainer, schedule, images),
+            "batch": batch,
+            "optimizer": optimizer,
+            "length": _length(trainer, settings, images),
             "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
         }
         if self.run_dir:
@@ -114,18 +124,19 @@ class Banner(ModelSummary):
 
 
 def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
-    epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
     peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
-    text = f"{epochs}{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
-    if schedule.lr_base_size is None:
-        return text
-    return f"{text} = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}"
+    text = f"{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
+    if trainer.max_steps < 0:
+        text = f"{trainer.max_epochs} epochs, {text}"
+    if schedule.lr_base_size is not None:
+        text += f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}"
+    return text
 
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}  # a copy may fill a GPU
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}  # a copy may fill a GPU
     try:
         with torch.no_grad(), network.in_evaluation(model), FlopCounterMode(display=False) as counter:
             functional_call(model, bare, torch.empty(1, *shape, device="meta"))
@@ -185,20 +196,23 @@ class RunSummary(Callback):
             console().print(framed(rows, f"run {self.run_dir.name}"))
 
     def _results(self, trainer: Trainer) -> list[tuple[str, str]]:
-        checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
+        checkpoints = self.run_dir / rundir.CHECKPOINTS
+        step = trainer.global_step
         rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
         if step == self.run.first_step > 0:
-            longer = "" if _twice_as_long(trainer) else "; to go on raise --trainer.max_time, or the patience of a stop"
-            rows = [("nothing to do", f"the run had ended at step {step:,}{longer}")]
+            text = f"the run had ended at step {step:,}"
+            if not _twice_as_long(trainer):
+                text += "; to go on raise --trainer.max_time, or the patience of a stop"
+            rows = [("nothing to do", text)]
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
                 weights, _, name = callback.metric.partition("/")
                 form = "{:.2f} %" if name in ("acc1", "acc5", "acc1_macro") else "{:.4f}"
-                shown = f"{callback.metric} {form.format(float(callback.best_model_score))}"
+                text = f"{callback.metric} {form.format(float(callback.best_model_score))}"
                 if callback.other_score is not None:
-                    shown += f" (the {'raw weights' if weights == ckpt.VAL_EMA else 'moving average'} "
-                    shown += f"{form.format(callback.other_score)})"
-                rows.append(("best", f"{shown}   {checkpoints / rundir.BEST}"))
+                    other = "raw weights" if weights == ckpt.VAL_EMA else "moving average"
+                    text += f" (the {other} {form.format(callback.other_score)})"
+                rows.append(("best", f"{text}   {checkpoints / rundir.BEST}"))
         with suppress(UserError):  # a damaged file of an earlier part of the run
             for table in plugins.results(self.run_dir):
                 for what, *words, figure in table.rows:
@@ -212,24 +226,22 @@ class RunSummary(Callback):
         return rows
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
-        command, verbs = self.run.program.command, plugins.by_name("VERBS")
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
+        command = self.run.program.command
+        verbs = plugins.by_name("VERBS")
+        rows = [("evaluate", command("eval", self.run_dir))]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            rows += getattr(callback, "suggestions", list)()
+        rows += [(purpose, command(verb, self.run_dir)) for purpose, verb in LOOKS.items() if verb in verbs]
+        if options := _twice_as_long(trainer):
+            rows.append(("train longer", command("resume", self.run_dir, options)))
         folder = f"--logdir {shlex.quote(str(self.run_dir.parent))}"
-        arguments = "" if in_logs else f' ARGS="{folder}"'
-        watch = to_type(f"make tensorboard{arguments}", f"tensorboard {folder}")
-        return [
-            ("evaluate", command("eval", self.run_dir)),
-            *(row for callback in callbacks for row in getattr(callback, "suggestions", list)()),
-            *((what, command(verb, self.run_dir)) for what, verb in LOOKS.items() if verb in verbs),
-            *(("train longer", command("resume", self.run_dir, options)) for options in _twice_as_long(trainer)),
-            ("watch all runs", watch),
-        ]
+        in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
+        make = "make tensorboard" if in_logs else f'make tensorboard ARGS="{folder}"'
+        return [*rows, ("watch all runs", to_type(make, f"tensorboard {folder}"))]
 
 
-def _twice_as_long(trainer: Trainer) -> list[str]:
-    """The options of a resume that trains twice as long; none if the run ended before its limits."""
+def _twice_as_long(trainer: Trainer) -> str:
+    """The options of a resume that trains twice as long; empty if the run ended before its limits."""
     position = Position.of(trainer)
-    limits = ("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)
-    options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
-    return [" ".join(options)] if options else []
+    limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
+    return " ".join(f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done)

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from cait import disk
 from cait.errors import UserError, one_line
-from cait.settings import flatten
+from cait.settings import Settings, flatten
 
 PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
@@ -38,18 +38,18 @@ class RunMLFlow(MLFlowLogger):
         super().log_metrics(renamed(metrics), step)
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+def renamed(values: Mapping[str, Any]) -> Settings:
     """The values under names that MLflow takes: letters, digits and _ . - in a path of at most 250 signs, all apart."""
-    found: dict[str, Any] = {}
+    renamed: Settings = {}
     for name, value in values.items():
         new = posixpath.normpath(re.sub(r"[^A-Za-z0-9_./ -]", "_", name)).lstrip("./")[-MOST:] or "_"
-        while new in found:
+        while new in renamed:
             new = f"{new}_"[-MOST:]
-        found[new] = value
-    return found
+        renamed[new] = value
+    return renamed
 
 
-def tracker(name: str, settings: dict[str, Any], run_dir: Path) -> Logger:
+def tracker(name: str, settings: Settings, run_dir: Path) -> Logger:
     """Make and start the logger of a tracker, so that its errors come before training begins.
 
     A run that is resumed goes on under the id that it has there, which its folder holds. Raises UserError if the
@@ -70,9 +70,9 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path) -> Logger:
     return logger
 
 
-def _make(name: str, settings: dict[str, Any], run_dir: Path, known: str | None) -> tuple[Any, str]:
+def _make(name: str, settings: Settings, run_dir: Path, known: str | None) -> tuple[Any, str]:
     """A tracker's logger, and the id of the run there: the `known` one, or a new one."""
-    defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT}
+    defaults: Settings = {"name": run_dir.name, "project": PROJECT}
     id = known or uuid.uuid4().hex
     if name == "wandb":
         return WandbLogger(**defaults | {"save_dir": run_dir} | settings, id=id), id

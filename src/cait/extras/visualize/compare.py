@@ -8,7 +8,7 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import table_console
 from cait.extras import curves
-from cait.extras.curves import Curve
+from cait.extras.curves import Curve, Curves
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
@@ -22,8 +22,8 @@ def compare(arguments: list[str], program: Program) -> None:
     options = Options("compare", "Show what differs between runs: settings, metrics, curves; of one run its curves.")
     options.add_argument("runs", metavar="NAME", nargs="+", help="folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
-    given = options.parse_args(arguments)
-    folders = {name: rundir.folder_of(name) for name in given.runs}
+    args = options.parse_args(arguments)
+    folders = {name: rundir.folder_of(name) for name in args.runs}
     settings = [flatten(saved.run_settings(folder)) for folder in folders.values()]
     logged = {name: curves.read(folder) for name, folder in folders.items()}
     if len(folders) > 1:
@@ -31,7 +31,7 @@ def compare(arguments: list[str], program: Program) -> None:
         _print("metric", [*folders], _metrics([*logged.values()]))
     from cait.extras import plots
 
-    output = given.output or folders[given.runs[0]].parent / picture([folder.name for folder in folders.values()])
+    output = args.output or folders[args.runs[0]].parent / picture([folder.name for folder in folders.values()])
     plots.write(curves.draw(logged), output)
     print(os.path.relpath(output))
 
@@ -44,35 +44,31 @@ def picture(names: Sequence[str]) -> str:
 
 def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
-    found = {}
+    rows = {}
     for name in sorted({name for settings in all_settings for name in settings}.difference(NOT_SETTINGS)):
         values = [as_text(settings[name]) if name in settings else "-" for settings in all_settings]
         if len(set(values)) > 1:
-            found[name] = values
-    return found
+            rows[name] = values
+    return rows
 
 
 def best(curve: Curve, name: str) -> str:
     """The best value and its step, by the metric's name; "-" if that does not say what is best."""
     from cait.train.metrics import best_mode
 
-    if (mode := best_mode(name, {})) is None:
-        return "-"
     steps, values = curve
-    value = (min if mode == "min" else max)(values)
-    return f"{value:.4g} ({steps[values.index(value)]})"
+    value = curves.best(values, best_mode(name, {}))
+    return "-" if value is None else f"{value:.4g} ({steps[values.index(value)]})"
 
 
-def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
+def _metrics(logged: Sequence[Curves]) -> dict[str, list[str]]:
     """The steps, and the best and the last value of each metric, by run."""
-    last_steps = [max(steps[-1] for steps, _ in of_run.values()) for of_run in logged]
-    rows = {"steps": [str(step + 1) for step in last_steps]}
-    for name in sorted({name for of_run in logged for name in of_run}):
-        of_runs = [of_run.get(name) for of_run in logged]
+    rows = {"steps": [str(1 + max(steps[-1] for steps, _ in run.values())) for run in logged]}
+    for name in sorted({name for run in logged for name in run}):
         if name.startswith("val"):
-            rows[f"{name}, best (step)"] = [best(curve, name) if curve else "-" for curve in of_runs]
+            rows[f"{name}, best (step)"] = [best(run[name], name) if name in run else "-" for run in logged]
         if name.startswith(("val", "train/")):
-            rows[f"{name}, last"] = [f"{curve[1][-1]:.4g}" if curve else "-" for curve in of_runs]
+            rows[f"{name}, last"] = [f"{run[name][1][-1]:.4g}" if name in run else "-" for run in logged]
     return rows
 
 

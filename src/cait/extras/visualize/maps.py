@@ -32,6 +32,9 @@ CAPTIONS = {
 PANEL, FEWEST, MOST = 1.75, 4, 8
 """Width of a panel in inches; panels in a row, one for each head between these numbers."""
 
+Call = tuple[nn.Module, torch.Size]
+"""A module that was called, and the shape of its output."""
+
 
 class NoMapsError(UserError):
     """This network has no maps."""
@@ -86,7 +89,7 @@ def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
     It is taken where the network makes its last maps [1, channels, s, s]. Raises NoMapsError if it makes none in its
     second half, as an MLP-Mixer, or has their channels last, as a Swin.
     """
-    called: list[tuple[nn.Module, torch.Size]] = []
+    called: list[Call] = []
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
         called.append((module, output.shape if isinstance(output, Tensor) else torch.Size()))
@@ -103,15 +106,16 @@ def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
     return [heat / heat.sum().clamp_min(torch.finfo(heat.dtype).tiny)]  # shares, as attention's are
 
 
-def _last_maker(called: list[tuple[nn.Module, torch.Size]]) -> nn.Module:
+def _last_maker(called: list[Call]) -> nn.Module:
     """The module that makes the last maps, from modules and the shapes of their outputs in the order of their calls."""
-    has_weights = [any(True for _ in module.parameters(recurse=False)) for module, _ in called]
-    for i, (module, shape) in reversed(list(enumerate(called))):
-        if len(shape) == 4 and shape[-1] > 1:
-            is_late = 2 * sum(has_weights[: i + 1]) >= sum(has_weights)
-            if is_late and shape[-1] == shape[-2]:
-                return module
-            break
+    makers = [i for i, (_, shape) in enumerate(called) if len(shape) == 4 and shape[-1] > 1]
+    if makers:
+        last = makers[-1]
+        module, shape = called[last]
+        has_weights = [bool([*module.parameters(recurse=False)]) for module, _ in called]
+        is_late = sum(has_weights[: last + 1]) >= sum(has_weights) / 2
+        if is_late and shape[-1] == shape[-2]:
+            return module
     raise NoMapsError("this network makes no maps [channels, s, s] that Grad-CAM could show")
 
 
@@ -124,17 +128,17 @@ def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     figure.suptitle(title, fontsize=9)
     for axes in grid.flat:
         axes.axis("off")
-    _draw(grid[0, 0], pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
-    _draw(grid[0, 1], pixels, "saliency")
-    extent = grid[0, 1].images[0].get_extent()
-    saliency = blocks[0].mean(dim=0)
-    grid[0, 1].imshow(saliency, cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    image, saliency = grid[0, :2]
+    _draw(image, pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
+    _draw(saliency, pixels, "saliency")
+    extent = saliency.images[0].get_extent()
+    saliency.imshow(blocks[0].mean(dim=0), cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
     panels = iter(grid[1:].flat)
-    for block, weights in enumerate(blocks):
-        for head, of_head in enumerate(weights):
-            least, largest = (float(bound) * of_head.numel() for bound in of_head.aminmax())
+    for block, maps in enumerate(blocks):
+        for head, weights in enumerate(maps):
+            even = weights.numel()
             name = f"block {block}, head {head}" if heads > 1 else "the map"
-            _draw(next(panels), of_head, f"{name}\n×{least:.2f} … ×{largest:.2f}")
+            _draw(next(panels), weights, f"{name}\n×{even * weights.min():.2f} … ×{even * weights.max():.2f}")
     return figure
 
 

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +24,11 @@ from cait.data.reading import UnreadableImageError, load_image
 from cait.errors import UserError, say, tell
 from cait.extras import curves, page, plots
 from cait.extras.display import network_name
+from cait.extras.features import one_of_each
 from cait.extras.visualize import maps
 
 PAGE = "index.html"
-WORST, CONFUSIONS = 24, 15
+WORST = 24
 MOST_CLASSES = 30
 """With more classes a confusion matrix has no room for their names."""
 ABOUT_MATRIX = "A row is a true class: the shares of its images that went to each class."
@@ -38,13 +38,15 @@ ABOUT_TRAINING = (
 )
 Section = tuple[str, str]
 """A heading and HTML."""
+Named = tuple[str, Tensor, str | None]
+"""The name of an image, the image as `EvalImages` has it, and its class if that is known."""
 
 
 class Scored(NamedTuple):
     """What the network says of an image."""
 
     place: int
-    """In the order of the loader."""
+    """Its number in the order of the loader."""
     label: int
     predicted: int
     probability: float
@@ -58,23 +60,24 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
 
     Returns the path of the page, which shows the `command` that made it.
     """
-    fields = loaded.module.hparams.get("fields") if loaded.module else None
-    name, size = network_name(loaded.name, fields), loaded.data.img_size
+    name = network_name(loaded.name, loaded.module and loaded.module.hparams.get("fields"))
+    size = loaded.data.img_size
     facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
-    facts += [("pixels", plots.SHOWN)] if loaded.data.settings.reader else []
+    if loaded.data.settings.reader:
+        facts.append(("pixels", plots.SHOWN))
     sections: list[Section] = []
     try:
         sections.append(_maps(loaded, given, output))
     except maps.NoMapsError as error:
-        if folder is None or given.images:
+        if not folder or given.images:
             raise
         say(f"no maps: {error}")
-    if folder is not None:
+    if folder:
         sections.append(_curves(folder))
         for table in plugins.results(folder):
             sections.append((table.title, page.table(table.head, table.rows) + page.paragraph(table.note)))
         if not given.no_validation:
-            sections = [*_mistakes(loaded), *sections]  # what is wrong comes first
+            sections[:0] = _mistakes(loaded)  # what is wrong comes first
     page.write(output / PAGE, f"{given.source or given.name}: what the network sees", facts, sections)
     return output / PAGE
 
@@ -82,21 +85,24 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
 @torch.no_grad()
 def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     """Draw each image into a file and print its likely classes."""
-    html, drawn = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])], Counter[str]()
-    chosen = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
-    for name, prepared, label in itertools.islice(chosen, given.num_images):
+    html = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])]
+    names = Counter[str]()
+    images = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
+    for name, prepared, label in itertools.islice(images, given.num_images):
         image = _seen(loaded, prepared)
         probabilities = loaded.task.probabilities(loaded.network(image[None]))
         if not probabilities.isfinite().all():
             raise maps.NoMapsError("the network's answers are not finite")
         (best,) = loaded.task.best(probabilities, loaded.class_names)
-        words = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in best) or "no class"
-        words += f"; true class {label}" if label is not None else ""
+        words = ", ".join(f"{answer['class']} {answer['probability']:.1%}" for answer in best) or "no class"
+        if label is not None:
+            words += f"; true class {label}"
         figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.settings), words)
         stem = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
-        drawn[stem.lower()] += 1
-        number = drawn[stem.lower()]
-        file = output / f"{stem}{f'+{number}' if number > 1 else ''}.png"  # of several with one name
+        names[stem.lower()] += 1
+        if names[stem.lower()] > 1:
+            stem += f"+{names[stem.lower()]}"
+        file = output / f"{stem}.png"
         plots.write(figure, file)
         say(f"{os.path.relpath(file)}  {words}")
         html += [page.paragraph(name), page.embed(figure, name)]
@@ -105,34 +111,31 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     return "Maps", "\n".join(html)
 
 
-def _named_images(places: list[str], data: Any) -> Iterator[tuple[str, Tensor, None]]:
-    """The names of the images of files and folders, and the images as `EvalImages` has them."""
-    for place in map(Path, places):
-        if not place.exists():
-            raise UserError(f"there is no image {place}")
-        for path in [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]:
+def _named_images(names: list[str], data: Any) -> Iterator[Named]:
+    """The images of files and folders."""
+    for named in map(Path, names):
+        if not named.exists():
+            raise UserError(f"there is no image {named}")
+        paths = [Path(path) for path, _ in scan_flat(named)] if named.is_dir() else [named]
+        for path in paths:
             try:
                 image = load_image(path, reading=data.settings)
             except UnreadableImageError as error:
-                if not place.is_dir():
+                if path == named:
                     raise
                 tell(f"{error}; it is left out")
                 continue
             yield f"{path.parent.name}/{path.stem}", channels_last(data.eval_transform(image)), None
 
 
-def _one_of_each_class(loaded: Loaded) -> Iterator[tuple[str, Tensor, str]]:
-    """The first readable validation image of each class, and the class."""
-    images, names = loaded.validation(), loaded.label_names
-    unseen = {*range(len(names))}
-    for index in range(len(images)):
-        with suppress(UnreadableImageError):
-            if images.samples[index][1] not in unseen:  # without decoding it
-                continue
-            pixels, label = images[index]
-            if label in unseen:
-                unseen.remove(label)
-                yield f"{names[label]}/{Path(images.samples.name(index)).stem}", pixels, names[label]
+def _one_of_each_class(loaded: Loaded) -> Iterator[Named]:
+    """The first readable validation image of each class."""
+    images = loaded.validation()
+    names = loaded.label_names
+    for index, label, _ in one_of_each(images, range(len(names))):
+        pixels, _ = images[index]
+        file = Path(images.samples.name(index))
+        yield f"{names[label]}/{file.stem}", pixels, names[label]
 
 
 def _seen(loaded: Loaded, pixels: Tensor) -> Tensor:
@@ -154,26 +157,25 @@ def _mistakes(loaded: Loaded) -> list[Section]:
     if loaded.task.several:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
-        images, names = loaded.validation(), loaded.class_names
+        images = loaded.validation()
+        names = loaded.class_names
         scored = score(loaded.judge(images.samples))
     except UserError as error:  # a run from elsewhere, whose images are not here
         say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
-    if not all(math.isfinite(each.loss) for each in scored):
+    if not all(math.isfinite(image.loss) for image in scored):
         return [("Mistakes", page.paragraph("The network's answers are not finite, so there are no figures."))]
-    wrong = [each for each in scored if each.predicted != each.label]
+    wrong = [image for image in scored if image.predicted != image.label]
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)
     tiles = []
-    for each in wrong[:WORST]:
-        title = f"true {names[each.label]}, predicted {names[each.predicted]}"
-        file = "/".join(Path(images.samples.name(each.place)).parts[-2:])
-        image = _seen(loaded, images[each.place][0])
-        pixels = plots.pixels(image, loaded.data.settings)
-        tiles.append((pixels, title, f"at {each.probability:.1%}, loss {each.loss:.2f}; {file}"))
-    taken = Counter((names[each.label], names[each.predicted]) for each in wrong)
-    pairs = [(*pair, f"{count:,}") for pair, count in taken.most_common(CONFUSIONS)]
-    confusion = page.table(("true class", "predicted", "images"), pairs)
+    for image in wrong[:WORST]:
+        title = f"true {names[image.label]}, predicted {names[image.predicted]}"
+        file = "/".join(Path(images.samples.name(image.place)).parts[-2:])
+        pixels = plots.pixels(_seen(loaded, images[image.place][0]), loaded.data.settings)
+        tiles.append((pixels, title, f"at {image.probability:.1%}, loss {image.loss:.2f}; {file}"))
+    pairs = ((names[image.label], names[image.predicted]) for image in wrong)
+    confusion = page.most_common("true class", "predicted", pairs)
     if len(names) <= MOST_CLASSES:
         matrix = draw_confusion(scored, names)
         confusion += page.paragraph(ABOUT_MATRIX) + page.embed(matrix, "confusion matrix")
@@ -185,16 +187,14 @@ def _mistakes(loaded: Loaded) -> list[Section]:
 
 def score(judged: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
     """The images of batches as `Loaded.judge` has them, the highest loss first; those without a label are left out."""
-    found: list[Scored] = []
-    place = 0
+    scored: list[Scored] = []
     for probabilities, labels in judged:
         best, predicted = probabilities.max(dim=1)
         of_label = probabilities.gather(1, labels.clamp_min(0)[:, None])[:, 0]
         losses = -of_label.clamp_min(torch.finfo(torch.float32).tiny).log()
         columns = [column.tolist() for column in (labels, predicted, best, losses)]
-        found += [Scored(place + row, *cells) for row, cells in enumerate(zip(*columns, strict=True))]
-        place += len(labels)
-    return sorted((each for each in found if each.label >= 0), key=lambda each: each.loss, reverse=True)
+        scored += [Scored(place, *cells) for place, cells in enumerate(zip(*columns, strict=True), len(scored))]
+    return sorted((image for image in scored if image.label >= 0), key=lambda image: image.loss, reverse=True)
 
 
 def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figure:
@@ -204,6 +204,7 @@ def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figu
     colors = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
     cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colors, colorbar=False)
     names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
-    labels, predicted = [each.label for each in scored], [each.predicted for each in scored]
+    labels = [image.label for image in scored]
+    predicted = [image.predicted for image in scored]
     ConfusionMatrixDisplay.from_predictions(labels, predicted, normalize="true", ax=axes, **cells, **names)
     return figure

@@ -21,17 +21,17 @@ def visualize(arguments: list[str], program: Program) -> None:
     options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
-    given = options.parse_args(arguments)
-    checkpoint, folder = networks.chosen(given, "visualize")
-    if folder is None and not given.images:
+    args = options.parse_args(arguments)
+    checkpoint, folder = networks.chosen(args, "visualize")
+    if not (folder or args.images):
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait.extras.visualize import sections
 
-    with trust.only_own(given.trusted):
-        loaded = networks.load(given, checkpoint, folder, program)
+    with trust.only_own(args.trusted):
+        loaded = networks.load(args, checkpoint, folder, program)
         loaded.network.to(loading.device())
-        output = given.output or Path(folder or ".", "visualize")
+        output = args.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
         output.mkdir(parents=True, exist_ok=True)
-        page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
+        page = sections.write(loaded, folder, args, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
