@@ -30,7 +30,7 @@ GONE = """
 """What is the template's alone."""
 OF_CAIT = """
     src/*/model/attention.py src/*/model/cait.py src/*/model/residual.py
-    src/*/extras/paper src/*/extras/recipe/stem.py src/*/extras/recompute src/*/extras/timm_calls
+    src/*/extras/paper src/*/extras/recipe/stem.py src/*/extras/recompute src/*/extras/publish/timm_calls.py
     src/*/extras/*/tests/test_cait*.py tests/support/cait_*.py tests/*/test_cait*.py tests/test_cait*.py
 """
 SMALL_VIT = "timm/vit_tiny_patch16_224"
@@ -105,9 +105,10 @@ def without_cait() -> None:
         for path in REPO.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (SOURCE / "model/config.py").write_text(NO_VARIANTS)
-    recipe = EXTRAS / "recipe/__init__.py"
-    if recipe.exists():
-        recipe.write_text(re.sub(r"GROUPS = .*\n", "", recipe.read_text()))
+    for name in ("publish", "recipe"):
+        init = EXTRAS / name / "__init__.py"
+        if init.exists():
+            init.write_text(re.sub(r"GROUPS = .*\n", "", init.read_text()))
     for path in rename.files(REPO):
         if path.suffix in (".py", ".yaml", ".md") or path.name == "Makefile":
             text = path.read_text()

@@ -11,9 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from cait import plugins
+from cait.cli.options import Line
 from cait.data.datamodule import DataSettings
 from cait.errors import UserError
-from cait.guards.configurations import Sources
 from cait.settings import Group, In, Needs, check_names, group, names_in, rules_of, values
 from cait.train.module import ModuleSettings
 
@@ -155,8 +155,8 @@ def test_the_settings_of_extras_are_among_those_of_the_package() -> None:
 
 def test_the_text_of_a_rule_is_for_the_help() -> None:
     rules = rules_of(Optimizer)
-    assert [str(rule) for rule in rules["lr"]][1:] == ["range: [0, inf)"]
-    assert [str(rule) for rule in rules["mode"]] == ["one of max, min, null", "needs: a rate"]
+    assert [rule.help for rule in rules["lr"]] == ["", "range: [0, inf)"]
+    assert [rule.help for rule in rules["mode"]] == ["", "needs: a rate"]
 
 
 def test_a_group_to_plain_values_and_back() -> None:
@@ -168,9 +168,10 @@ def test_a_group_to_plain_values_and_back() -> None:
 
 
 def test_where_a_setting_comes_from() -> None:
-    layers = [(None, {"model": {"lr": 1, "fields": {"depth": 2}}}), (None, {"data.root": "x"})]
-    sources = Sources.of_line(layers, ["--model.fields.depth=3", "--trainer.callbacks+", "Timer", "word"])
-    assert sources.typed == {"model.fields.depth", "trainer.callbacks"}
+    line = Line("fit", ["--model.fields.depth=3", "--trainer.callbacks+", "Timer", "word"])
+    line.layers = [(None, {"model": {"lr": 1, "fields": {"depth": 2}}}), (None, {"data.root": "x"})]
+    assert line.typed == {"model.fields.depth", "trainer.callbacks"}
+    sources = line.sources
     last = {name: sources.last([name]) for name in ("model.lr", "model.fields", "model", "data.root", "seed")}
     assert last == {"model.lr": 0, "model.fields": 2, "model": 2, "data.root": 1, "seed": -1}
     assert sources.last(["data.root", "model.lr"]) == 1

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from cait.errors import UserError
 from cait.plugins import Verb
-from cait.settings import Group, In, group
+from cait.settings import Group, PositiveFloat, PositiveInt, group
 
 VERBS = {
     "shards": Verb(
@@ -28,12 +28,12 @@ class Shards(Group):
 
     data_dir: str | None = None
     """For shards in a bucket it is the folder of their cache; None means data/cache."""
-    cache_gb: Annotated[float, In("(0, inf)")] = 20.0
+    cache_gb: PositiveFloat = 20.0
     """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
     order: Literal["published", "windowed"] = "published"
     """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
     it draws from `window` chunks at a time, see `contrib.shards.source.Windowed`."""
-    window: Annotated[int, In("[1, inf)")] = 8
+    window: PositiveInt = 8
     """Chunks that the "windowed" order draws from."""
 
 

@@ -8,14 +8,14 @@ from PIL import ExifTags, Image
 
 from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
 from cait.errors import UserError
-from cait.settings import Group, In, Settings, as_text
+from cait.settings import Group, In, PositiveInt, Settings, as_text
 
 
 @dataclass(frozen=True)
 class Pixels(Group):
     """How a training image is stored. A file that Pillow cannot read stays as it is: a run replaces and lists it."""
 
-    max_side: Annotated[int | None, In("[1, inf)")] = None
+    max_side: PositiveInt | None = None
     """Images with a longer side than this are made smaller; None leaves their size."""
     quality: Annotated[int, In("[1, 100]")] = 95
     """JPEG quality of an image that is made smaller."""

@@ -107,7 +107,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """`printable`, but for the ends of lines."""
+    """`printable` for each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Optimizer(Group):
-        lr: Annotated[float, In("[0, inf)")] = 1e-3
+        lr: NonNegativeFloat = 1e-3
         \"""Peak learning rate.\"""
 
 A class that takes settings passes them on, and the command line follows: `def __init__(self, **settings)` with
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cait.errors import UserError, did_you_mean
 
@@ -26,7 +26,12 @@ Settings = dict[str, Any]
 
 
 class Rule:
-    """What holds for the value of a setting. Its text is for `--help`."""
+    """What holds for the value of a setting."""
+
+    @property
+    def help(self) -> str:
+        """What `--help` says of it, beside the type."""
+        return ""
 
     def check(self, name: str, value: Any) -> None:
         """Raise UserError if the setting `name` cannot have this value."""
@@ -66,7 +71,8 @@ class In(Rule):
 
     text: str
 
-    def __str__(self) -> str:
+    @property
+    def help(self) -> str:
         return f"range: {self.text}"
 
     @functools.cached_property
@@ -102,12 +108,10 @@ class OneOf(Rule):
 
     choices: tuple[Any, ...]
 
-    def __str__(self) -> str:
-        return "one of " + ", ".join("null" if choice is None else str(choice) for choice in self.choices)
-
     def check(self, name: str, value: Any) -> None:
         if value not in self.choices:
-            raise UserError(f"{name} must be {self}, got {value!r}")
+            listed = ", ".join("null" if choice is None else str(choice) for choice in self.choices)
+            raise UserError(f"{name} must be one of {listed}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,17 @@ class Needs(Rule):
     is_met: Callable[..., bool] = lambda *values: all(values)
     """Called with the values of the others; by default they must all be on."""
 
-    def __str__(self) -> str:
+    @property
+    def help(self) -> str:
         return f"needs: {self.words}"
+
+
+PositiveInt = Annotated[int, In("[1, inf)")]
+NonNegativeInt = Annotated[int, In("[0, inf)")]
+NonNegativeFloat = Annotated[float, In("[0, inf)")]
+PositiveFloat = Annotated[float, In("(0, inf)")]
+Share = Annotated[float, In("[0, 1]")]
+ShareBelow1 = Annotated[float, In("[0, 1)")]
 
 
 class Group:
@@ -141,24 +154,23 @@ class Group:
 
 @functools.cache
 def rules_of(kind: Any) -> dict[str, list[Rule]]:
-    """The rules of each field of a group: of its type, as `int | None`, and those in `Annotated`."""
-    plain = get_type_hints(kind)
+    """The rules of each field of a group."""
     hints = get_type_hints(kind, include_extras=True)
-    return {name: [*rules_of_type(plain[name]), *getattr(hints[name], "__metadata__", ())] for name in names_in(kind)}
+    return {name: rules_in(hints[name]) for name in names_in(kind)}
 
 
-def rules_of_type(hint: Any) -> list[Rule]:
-    """The rule that a plain type or a Literal is, if it is one."""
-    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    is_optional = NoneType in types
-    others = [kind for kind in types if kind is not NoneType]
-    if len(others) > 1:
-        return []
-    if others[0] in PLAIN:
-        return [OfType(others[0], is_optional)]
-    if get_origin(others[0]) is Literal:
-        choices = get_args(others[0])
+def rules_in(hint: Any, is_optional: bool = False) -> list[Rule]:
+    """The rules that a type has: a plain one, as `int | None`, or a Literal is one, and `Annotated` adds some."""
+    if get_origin(hint) is Annotated:
+        return [*rules_in(hint.__origin__, is_optional), *hint.__metadata__]
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
         return [OneOf((*choices, None) if is_optional else choices)]
+    if hint in PLAIN:
+        return [OfType(hint, is_optional)]
+    types = get_args(hint)
+    if get_origin(hint) in (Union, UnionType) and types[1:] == (NoneType,):
+        return rules_in(types[0], is_optional=True)
     return []
 
 

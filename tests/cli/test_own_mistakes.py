@@ -244,8 +244,9 @@ def test_what_the_constructor_put_into_evaluation_stays_there() -> None:
 
 def test_a_module_is_validated_and_then_trained(digits_root: Path) -> None:
     seed_everything(0)
-    own, data = module(num_classes=None, img_size=None), images_in(digits_root, img_size=16, batch_size=64)
-    own.own_metrics = {"f1": "torchmetrics.classification:MulticlassF1Score"}
+    metrics = {"f1": "torchmetrics.classification:MulticlassF1Score"}
+    own = module(num_classes=None, img_size=None, metrics=metrics)
+    data = images_in(digits_root, img_size=16, batch_size=64)
     fit = trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=1)
     [before] = fit.validate(own, datamodule=data, verbose=False)
     fit.fit(own, datamodule=data)

@@ -253,7 +253,7 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
     else:
         assert source.class_names == expected
         paths = [path for samples in (source.train, source.val) for path, _ in samples]
-        assert {label for samples in source.sets for _, label in samples} == set(range(len(expected)))
+        assert {label for samples in (source.train, source.val) for _, label in samples} == set(range(len(expected)))
         assert len(paths) == len(files.split()) + sum(link.endswith("png") for link in links)
         assert source.left_out.get("broken links", []) == [link for link in links if link == "gone"]
 

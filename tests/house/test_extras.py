@@ -160,7 +160,7 @@ def test_any_network_does_without_cait(copy: Path) -> None:
     """What docs/your_project.md says of deleting it."""
     for name in ("cait", "attention", "residual"):
         (copy / f"src/cait/model/{name}.py").unlink()
-    for name in ("paper", "recompute", "timm_calls"):
+    for name in ("paper", "recompute"):
         shutil.rmtree(copy / "src/cait/extras" / name)
     fit = ["fit", "--config=configs/digits.yaml", *(word for word in SMALL[1:] if "fields" not in word)]
     other = [

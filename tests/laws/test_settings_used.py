@@ -488,7 +488,7 @@ def numbers(kind: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, hint in get_type_hints(kind).items():
         text = str(hint)
-        if name not in ("img_size", "num_classes") and "ClassVar" not in text and re.search("float|int", text):
+        if name not in ("seed", "img_size", "num_classes") and "ClassVar" not in text and re.search("float|int", text):
             odd = [math.nan, math.inf, -math.inf, -1.0] if "float" in text else [-1]
             found[name] = [(value,) * (2 if "tuple" in text else 3) for value in odd] if "Sequence" in text else odd
             if "tuple" in text:

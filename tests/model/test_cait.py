@@ -208,17 +208,6 @@ def test_a_field_that_nothing_here_has_is_told(field: str, monkeypatch: pytest.M
         cait.create_model("xxs24", **{field: "plain"})
 
 
-def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
-    own = cait.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
-    maps = own.maps(torch.randn(3, 3, 32, 32))
-    assert [len(kind) for kind in maps] == [2, 2]
-    assert own.training
-    assert not any(part._forward_pre_hooks for part in own.modules())
-    for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
-        assert all(map_.shape == shape for map_ in kind)
-    assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
-
-
 def named_groups(model: torch.nn.Module, groups: list[dict]) -> list[tuple[float, float, list[str]]]:
     names = {id(p): name for name, p in model.named_parameters()}
     return [(g["weight_decay"], g.get("lr_scale", 1.0), [names[id(p)] for p in g["params"]]) for g in groups]

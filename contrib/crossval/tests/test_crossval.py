@@ -88,8 +88,8 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
         table = list(csv.DictReader(lines))
     assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
     assert [row["suggestion"] for row in table[2:]] == [""] * 58
-    source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
-    assert {os.path.relpath(path, "data/digits"): group for path, group in source.groups.items()} == groups
+    listed = open_source("data/digits", labels=str(here / doubt.DOUBTFUL)).images
+    assert {os.path.relpath(path, "data/digits"): listed.group(i) for i, (path, _) in enumerate(listed)} == groups
 
     apart = [path for path in images(Path("data/digits")) if path not in paths][:5]
     tests = [(path, Path(path).parent.name) for path in apart]

@@ -36,7 +36,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
-from cait.settings import In, Needs, Settings, check, flatten, nested
+from cait.settings import Settings, check, flatten, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.metrics import known_mode, metric_of_best
 from cait.train.module import CaiTModule, ModuleSettings
@@ -156,9 +156,9 @@ class CaiTCLI(LightningCLI):
             parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
         self.rules = refusals.rules_of_run(settings)
         for action in parser._actions:
-            told = [str(rule) for rule in self.rules.get(action.dest, ()) if isinstance(rule, In | Needs)]
-            if told:
-                action.help = f"{action.help or ''} ({', '.join(told)})"
+            notes = [rule.help for rule in self.rules.get(action.dest, ()) if rule.help]
+            if notes:
+                action.help = f"{action.help or ''} ({', '.join(notes)})"
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))

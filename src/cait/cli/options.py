@@ -7,11 +7,11 @@ from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
-from cait.guards.configurations import GROUPS, Layer, Sources, find_config, load_group, settings
+from cait.guards.configurations import GROUPS, Layer, Sources, find_config, load_group, settings, typed
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import In, Needs, Settings
+from cait.settings import In, Needs, Settings, flatten
 
 TRUST = "--trust-config"
 HELP = {"-h", "--help"}
@@ -124,12 +124,12 @@ class Line:
     @property
     def sources(self) -> Sources:
         """Where its settings come from."""
-        return Sources.of_line(self.layers, self.words)
+        return Sources([*({*flatten(layer)} for _, layer in self.layers), self.typed])
 
     @property
     def typed(self) -> set[str]:
         """The names of the settings that are typed."""
-        return self.sources.typed
+        return typed(self.words)
 
 
 def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:

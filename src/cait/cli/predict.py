@@ -184,7 +184,7 @@ def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, to
         writer.writerow([*cells, *padding, row.get("error", "")])
 
 
-def _jsonl(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
+def _jsonl(file: IO[str], rows: Rows, *_: Any) -> None:
     for row in rows:
         print(json.dumps(row), file=file)
 

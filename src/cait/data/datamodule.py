@@ -35,6 +35,13 @@ EVAL_BATCH = 128
 class DataSettings(*plugins.groups("data"), Mixing, Augmentation, Loading, Preprocessing, Splits):  # type: ignore[misc]
     """All settings of the data, those of extras too."""
 
+    check_resume: bool = True
+    """Refuse a checkpoint of a run with other data, preparation, seed or global batch."""
+    class_names: list[str] | None = None
+    """Names of the classes, in order, if no `root` lists them: `cait predict` takes the checkpoint's."""
+    seed: int = 0
+    """Seed of order, augmentation and mixing."""
+
 
 PREPARATION = next((kind for kind in plugins.groups("data") if issubclass(kind, Preprocessing)), Preprocessing)
 """The settings that say how an image is prepared: an extra's that are derived from the core's, or the core's."""
@@ -51,10 +58,6 @@ class ImageNetDataModule(LightningDataModule):
     `setup("fit")`, the loaders normalize and erase, and the caller may mix.
 
     Args:
-        check_resume: refuse a checkpoint of a run with other data, preparation, seed or global batch.
-        class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
-            takes the checkpoint's.
-        seed: seed of order, augmentation and mixing.
         first, settings: the fields of `DataSettings`, `root` first.
 
     Raises:
@@ -62,14 +65,7 @@ class ImageNetDataModule(LightningDataModule):
             folders or data sets that are missing or cannot be used.
     """
 
-    def __init__(
-        self,
-        *first: Any,
-        check_resume: bool = True,
-        class_names: list[str] | None = None,
-        seed: int = 0,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *first: Any, **settings: Any) -> None:
         super().__init__()
         check_names(self, DataSettings, settings)
         self.settings = DataSettings(*first, **settings)
@@ -80,13 +76,12 @@ class ImageNetDataModule(LightningDataModule):
         self.root = root.rstrip("/") if "://" in root else Path(root)
         self.img_size = self.settings.img_size
         self.num_workers = self.settings.num_workers
-        self.seed = seed
-        self.check_resume = check_resume
+        self.seed = self.settings.seed
+        self.check_resume = self.settings.check_resume
         self.normalize_and_erase = NormalizeAndErase(self.settings.mean, self.settings.std)
         self.batch_size = self.settings.batch_size
         scored_at_once = min(self.batch_size, EVAL_BATCH) if self.settings.global_batch else self.batch_size
         self.eval_batch_size = self.settings.eval_batch_size or scored_at_once
-        self._class_names = class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
@@ -141,7 +136,7 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
-        return self._class_names if self._class_names is not None else self.source.class_names
+        return self.source.class_names if self.settings.class_names is None else self.settings.class_names
 
     @property
     def label_names(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
-from cait.settings import Group, In
+from cait.settings import Group, In, PositiveInt, ShareBelow1
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -30,23 +30,23 @@ copies. Beyond Linux it is not safe."""
 class Loading(Group):
     """How images are read and put into batches."""
 
-    batch_size: Annotated[int, In("[1, inf)")] = 128
+    batch_size: PositiveInt = 128
     """Images in a batch of one process; even with Mixup or CutMix."""
     global_batch: bool = False
     """`batch_size` is of one optimizer step instead, over all processes and accumulated batches, so that a run does not
     depend on the number of processes."""
-    eval_batch_size: Annotated[int | None, In("[1, inf)")] = None
+    eval_batch_size: PositiveInt | None = None
     """The batch of one process in validation and prediction; None means `batch_size`."""
     backend: Literal["auto", "timm"] = "auto"
     """What reads the training images. "timm" is timm's own transform, to the last bit. "auto" is an extra, faster,
     with timm's random draws and nearly its pixels. Without the extra it means "timm". Evaluation has timm's pixels."""
-    repeats: Annotated[int, In("[1, inf)")] = 3
+    repeats: PositiveInt = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. An epoch is as
     long as without it."""
     num_workers: Annotated[int | None, In(f"[0, {MOST_WORKERS}]")] = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
-    max_bad_share: Annotated[float, In("[0, 1)")] = 0.01
+    max_bad_share: ShareBelow1 = 0.01
     """Share of the images that may be unreadable, one at least unless it is 0. In training others stand in for them,
     validation leaves them out, and unreadable_images.csv in the run's folder lists them. More end the run."""
 

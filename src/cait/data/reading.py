@@ -21,7 +21,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, T
 
 from cait.disk import TABLE, in_its_place, open_file
 from cait.errors import UserError, tell
-from cait.settings import Group, In, Needs
+from cait.settings import Group, Needs, PositiveInt
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
@@ -78,7 +78,7 @@ class Reading(Group):
     ] = "white"
     """Color behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
     shows whatever color the file holds there."""
-    shrink: Annotated[int | None, In("[1, inf)")] = None
+    shrink: PositiveInt | None = None
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
     in_chans: int = 3

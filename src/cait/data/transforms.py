@@ -18,7 +18,7 @@ from torchvision.transforms.functional import crop, get_dimensions
 from cait.data.reading import RawImage, Reading, load_image
 from cait.errors import UserError
 from cait.references import locate
-from cait.settings import Group, In, Needs, OneOf
+from cait.settings import Group, In, Needs, NonNegativeFloat, OneOf, PositiveInt, Share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
@@ -33,7 +33,7 @@ Erased = tuple[int, int, int, int, int]
 class Preprocessing(Reading):
     """How an image becomes the network's input."""
 
-    img_size: Annotated[int, In("[1, inf)")] = 224
+    img_size: PositiveInt = 224
     """Side of the square images in pixels."""
     interpolation: Annotated[str, OneOf(INTERPOLATIONS)] = "bicubic"
     """timm's name of the resampling filter, for training and evaluation."""
@@ -108,7 +108,7 @@ class Augmentation(Group):
     """Range of the area of the random crop, as a share of the image."""
     ratio: Annotated[tuple[float, float], In("(0, inf)")] = (3 / 4, 4 / 3)
     """Range of the aspect ratio (width / height) of the random crop, before it is made square as `fit` says."""
-    hflip: Annotated[float, In("[0, 1]")] = 0.5
+    hflip: Share = 0.5
     """Probability of a horizontal flip."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: gray,
@@ -124,7 +124,7 @@ class Augmentation(Group):
     ] = None
     """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
     0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
-    erase_prob: Annotated[float, In("[0, 1]")] = 0.25
+    erase_prob: Share = 0.25
     """Probability of erasing a box of pixels."""
 
     def __post_init__(self) -> None:
@@ -233,13 +233,13 @@ MIXED = Needs("Mixup or CutMix", "mixup cutmix", lambda *alphas: any(alphas))
 class Mixing(Group):
     """Mixup and CutMix of a training batch, as timm does them."""
 
-    mixup: Annotated[float, In("[0, inf)")] = 0.8
+    mixup: NonNegativeFloat = 0.8
     """Alpha of Mixup's beta distribution; 0 turns it off."""
-    cutmix: Annotated[float, In("[0, inf)")] = 1.0
+    cutmix: NonNegativeFloat = 1.0
     """Alpha of CutMix's beta distribution; 0 turns it off."""
-    mix_prob: Annotated[float, In("[0, 1]"), MIXED] = 1.0
+    mix_prob: Annotated[Share, MIXED] = 1.0
     """Probability that a batch (a pair, an image) is mixed at all."""
-    mix_switch_prob: Annotated[float, In("[0, 1]"), Needs("both Mixup and CutMix", "mixup cutmix")] = 0.5
+    mix_switch_prob: Annotated[Share, Needs("both Mixup and CutMix", "mixup cutmix")] = 0.5
     """Probability of CutMix if both are on."""
     mix_mode: Annotated[Literal["batch", "pair", "elem"], MIXED] = "batch"
     """One draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of a batch of B is
@@ -271,8 +271,3 @@ class Mixing(Group):
             num_classes=num_classes,
         )
         return mixup(images, labels)
-
-
-def is_prepared(data: Any) -> bool:
-    """Whether this is a data module whose settings say how it prepares images."""
-    return isinstance(getattr(data, "settings", None), Preprocessing)

@@ -39,7 +39,6 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
         return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
-    from cait.model.weights import preparation, timm_config
 
     known = timm_config(given.name)
     size = given.img_size or (known.input_size[-1] if known else 224)
@@ -49,3 +48,27 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
     about = "; ".join(start.load_into(built, given.name))
     data = ImageNetDataModule(img_size=size, **preparation(known))
     return Loaded(built.eval(), given.name, about, readable_names(None, num_classes), data)
+
+
+def timm_config(name: str, img_size: int = 224) -> Any:
+    """timm's configuration of the network `name` and of its published weights; None if it knows no such network."""
+    import timm
+
+    from cait.model.weights import published_entry
+
+    entry = published_entry(name, img_size)
+    return timm.get_pretrained_cfg(entry) if entry else None
+
+
+def preparation(config: Any) -> dict[str, Any]:
+    """The settings of a data module that suit the weights of one of timm's configurations, or none for None."""
+    names = ("mean", "std", "interpolation", "crop_pct")
+    return {name: getattr(config, name) for name in names} if config else {}
+
+
+def lower_keys(network: Any, share: float) -> set[str]:
+    """Names of the parameters in this share of the layers, from the images on, that a `group_matcher` tells apart."""
+    from timm.models import group_parameters
+
+    layers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
+    return {key for key, number in layers.items() if number < share * max(layers.values())}

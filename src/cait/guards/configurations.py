@@ -64,29 +64,22 @@ def typed(words: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where settings come from: the names that each layer gives, and those of the command line's own words.
+    """Where settings come from. One that no source names has its default."""
 
-    A setting that none of them names has its default.
-    """
+    names: list[set[str]]
+    """The names that each layer gives, and last those that are typed."""
 
-    layers: list[set[str]]
-    typed: set[str]
-
-    @classmethod
-    def of_line(cls, layers: Iterable[Layer], words: Iterable[str]) -> "Sources":
-        return cls([{*flatten(layer)} for _, layer in layers], typed(words))
-
-    def last(self, names: Collection[str]) -> int:
+    def last(self, settings: Collection[str]) -> int:
         """The number of the last source that gives one of these settings, a part or the whole of it; -1 for none."""
-        numbers = [-1]
-        for number, source in enumerate([*self.layers, self.typed]):
-            if any(is_in(key, names) or any(is_in(name, [key]) for name in names) for key in source):
-                numbers.append(number)
-        return numbers[-1]
+        for number in reversed(range(len(self.names))):
+            for name in self.names[number]:
+                if is_in(name, settings) or any(is_in(setting, [name]) for setting in settings):
+                    return number
+        return -1
 
     def given(self, config: Settings) -> Settings:
         """Those of all settings that a source gives, by name, as {"model.fields.depth": 36}."""
-        names = self.typed.union(*self.layers)
+        names = set().union(*self.names)
         return {name: value for name, value in flatten(config).items() if is_in(name, names)}
 
 

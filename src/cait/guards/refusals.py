@@ -157,7 +157,7 @@ class Unused:
     """
 
     def __init__(self, config: Any, defaults: Any, sources: configurations.Sources) -> None:
-        self.data = config.data.as_dict()
+        self.config = config
         self.values = flatten(config.as_dict())
         self.defaults = flatten(defaults.as_dict())
         self.sources = sources
@@ -174,8 +174,7 @@ class Unused:
 
     def refuse(self, name: str, others: Sequence[str], needed: str) -> None:
         """Raise UserError if a setting is given, no earlier than the `others` that leave it without use."""
-        inside = {key: value for key, value in self.values.items() if key.startswith(f"{name}.")}
-        value = self.values.get(name, inside)
+        value = self.values.get(name, self.config.get(name))  # the latter of a dictionary
         if not value or value == self.defaults.get(name):  # off, or as if it were not given
             return
         message = f"--{name} {value} does nothing without {needed}"
@@ -191,8 +190,9 @@ class Unused:
             self.refuse("model.drop_path_rate", ["model.name"], "a network that takes it")
         for name in getattr(source, "without_use", FolderSource.divided_by):
             self.refuse(f"data.{name}", IMAGES, "images that it divides")
-        for name in plugins.without_use(self.data["root"], self.data):
-            self.refuse(f"data.{name}", IMAGES, f"a root of another kind than {self.data['root']}")
+        data = self.config.data.as_dict()
+        for name in plugins.without_use(data["root"], data):
+            self.refuse(f"data.{name}", IMAGES, f"a root of another kind than {data['root']}")
 
 
 def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:

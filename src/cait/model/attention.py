@@ -29,7 +29,8 @@ class SelfAttention(nn.Module):
         self.attention_backend = self.attend.__name__
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
-        self.proj_l, self.proj_w = (nn.Linear(self.num_heads, self.num_heads) for _ in range(2))
+        self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+        self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(x) for x [B, N, d] and γ [d]; no γ means 1."""
@@ -68,7 +69,9 @@ class ClassAttention(nn.Module):
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
-        self.q, self.k, self.v = (nn.Linear(d, d, bias=config.qkv_bias) for _ in range(3))
+        self.q = nn.Linear(d, d, bias=config.qkv_bias)
+        self.k = nn.Linear(d, d, bias=config.qkv_bias)
+        self.v = nn.Linear(d, d, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:

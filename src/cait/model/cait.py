@@ -7,8 +7,7 @@ as it is. Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from cait import plugins, references
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention, backend_named
 from cait.model.config import CaiTConfig, variant_config
-from cait.model.network import in_evaluation
 from cait.model.residual import DropPath, Sample, draw_samples, gelu_linear, sampled, sampled_scale, scaled_linear
 
 
@@ -128,22 +126,15 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     fast = torch.compile(body, fullgraph=True)
 
-    def own(arg: Any) -> Any:
-        arg = (arg[0].clone(), arg[1].detach()) if isinstance(arg, tuple) else arg
-        if arg is not None:
-            torch._dynamo.maybe_mark_dynamic(arg[0] if isinstance(arg, tuple) else arg, 0)
+    def prepare(arg: Any) -> Any:
+        if isinstance(arg, tuple):  # a sample
+            arg = arg[0].clone(), arg[1].detach()
+            torch._dynamo.maybe_mark_dynamic(arg[0], 0)
+        elif arg is not None:
+            torch._dynamo.maybe_mark_dynamic(arg, 0)
         return arg
 
-    return lambda block, *args: fast(block, *map(own, args))
-
-
-class Maps(NamedTuple):
-    """Attention maps of a batch, a tensor for each block: the weights that a query (row) gives the values."""
-
-    self_attention: list[Tensor]
-    """[B, h, N, N] each, mixed over the heads."""
-    class_attention: list[Tensor]
-    """[B, h, 1, 1 + N] each, the class token first."""
+    return lambda block, *args: fast(block, *map(prepare, args))
 
 
 class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
@@ -225,23 +216,6 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         """(C, S, S) of an image."""
         return self.config.in_chans, self.config.img_size, self.config.img_size
 
-    @torch.no_grad()
-    def maps(self, images: Tensor) -> Maps:
-        """The attention maps of images [B, C, S, S], as in evaluation; not of compiled blocks."""
-
-        maps = Maps([], [])
-        with in_evaluation(self), ExitStack() as hooks:
-
-            def record(blocks: Any, into: list[Tensor]) -> None:
-                for block in blocks:
-                    hook = block.attn.register_forward_pre_hook(lambda attn, inputs: into.append(attn.maps(inputs[0])))
-                    hooks.enter_context(hook)
-
-            record(self.blocks, maps.self_attention)
-            record(self.blocks_token_only, maps.class_attention)
-            self(images)
-        return maps
-
     def compile_blocks(self) -> None:
         """Compile each kind of block once for all its blocks. It needs a C++ compiler, on the CPU and beside a GPU."""
         blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
@@ -252,6 +226,12 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two or more dimensions that are not decayed."""
         return {"pos_embed", "cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
+        """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
+        from timm.models.cait import Cait
+
+        return Cait.group_matcher(self, coarse)
 
     def fit_weights(self, state: dict[str, Tensor]) -> list[str]:
         """Resize the positions [1, N, d] in weights of another resolution, in place; a line if that was done.

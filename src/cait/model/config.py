@@ -10,12 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
-from cait.settings import Group, In
+from cait.settings import Group, In, NonNegativeInt, PositiveInt, ShareBelow1, names_in
 
 DropPathMode = Literal["mask", "skip"]
-Size = Annotated[int, In("[1, inf)")]
-Count = Annotated[int, In("[0, inf)")]
-Number = Annotated[float, In("(-inf, inf)")]
+FiniteFloat = Annotated[float, In("(-inf, inf)")]
 
 
 @dataclass(frozen=True)
@@ -26,21 +24,21 @@ class CaiTConfig(Group):
     """The class that takes these fields; and the one that makes tokens of images."""
     patches: ClassVar[str] = "cait.model.cait:PatchEmbed"
 
-    img_size: Size = 224
-    patch_size: Size = 16
-    in_chans: Size = 3
-    num_classes: Size = 1000
-    embed_dim: Size = 192
-    depth: Count = 24
+    img_size: PositiveInt = 224
+    patch_size: PositiveInt = 16
+    in_chans: PositiveInt = 3
+    num_classes: PositiveInt = 1000
+    embed_dim: PositiveInt = 192
+    depth: NonNegativeInt = 24
     """Number of self-attention blocks."""
-    depth_token_only: Size = 2
+    depth_token_only: PositiveInt = 2
     """Number of class-attention blocks, which update only the class token."""
-    num_heads: Size = 4
-    mlp_ratio: Number = 4.0
+    num_heads: PositiveInt = 4
+    mlp_ratio: FiniteFloat = 4.0
     qkv_bias: bool = True
-    layer_scale_init: Annotated[float | None, In("(-inf, inf)")] = None
+    layer_scale_init: FiniteFloat | None = None
     """ε of LayerScale; None means the paper's rule for the depth."""
-    drop_path_rate: Annotated[float, In("[0, 1)")] = 0.0
+    drop_path_rate: ShareBelow1 = 0.0
     """Probability of dropping a residual branch of each self-attention block; 0 in class attention."""
     drop_path_mode: DropPathMode = "skip"
     """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
@@ -89,12 +87,12 @@ def variant_config(name: str, **fields: Any) -> CaiTConfig:
 
     When `depth` is changed, ε follows the new depth. Raises UserError if a field does not exist.
     """
-    kind = config_class(fields)
-    given = {key: value for key, value in fields.items() if value is not None}
+    config = config_class(fields)
     row = dict(VARIANTS[name])
-    if given.get("depth", row["depth"]) != row["depth"]:
+    chosen = {key: value for key, value in fields.items() if value is not None}
+    if chosen.get("depth", row["depth"]) != row["depth"]:
         row.pop("layer_scale_init", None)
-    return kind(**{**row, **given})
+    return config(**row | chosen)
 
 
 def config_class(fields: Collection[str]) -> type[CaiTConfig]:
@@ -102,18 +100,17 @@ def config_class(fields: Collection[str]) -> type[CaiTConfig]:
 
     Raises UserError if there is no such field.
     """
-    own = _names(CaiTConfig)
-    if own.issuperset(fields):
+    ours = {*names_in(CaiTConfig)}
+    if ours.issuperset(fields):
         return CaiTConfig
     groups = plugins.groups("fields")
-    known = own.union(*map(_names, groups))
-    for field in fields:
-        if field not in known:
-            hint = did_you_mean(field, known, f"; choose from {', '.join(sorted(known))}")
-            raise UserError(f"unknown model field {field!r}{hint}")
-    kinds = [kind for kind in groups if not (_names(kind) - own).isdisjoint(fields)]
-    return kinds[0] if len(kinds) == 1 else dataclasses.make_dataclass("Fields", (), bases=(*kinds,), frozen=True)
-
-
-def _names(kind: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
+    known = ours.union(*map(names_in, groups))
+    unknown = [field for field in fields if field not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], known, f"; choose from {', '.join(sorted(known))}")
+        raise UserError(f"unknown model field {unknown[0]!r}{hint}")
+    added = {*fields} - ours
+    used = [group for group in groups if added.intersection(names_in(group))]
+    if len(used) == 1:
+        return used[0]
+    return dataclasses.make_dataclass("Fields", (), bases=(*used,), frozen=True)

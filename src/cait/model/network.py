@@ -7,6 +7,7 @@ each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md say
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from cait import cores, plugins, references
-from cait.errors import UserError, did_you_mean, tell_once, told_as
+from cait.errors import UserError, did_you_mean, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 from cait.settings import Group, Needs
@@ -62,14 +63,18 @@ class NetworkSettings(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"}
-        for name in beside & set(self.fields or {}):
-            raise UserError(f"{name} is a setting beside `fields`, not one of them")
-        fields = {} if references.is_path(self.name) else self.fields or {}  # one's own may have a seed among them
-        for name, value in {**fields, "img_size": self.img_size, "num_classes": self.num_classes}.items():
-            for size in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(size, int) and size > LARGEST:
-                    raise UserError(f"{name} {size:,} is too large: no network has more than {LARGEST:,}")
+        fields = self.fields or {}
+        beside = fields.keys() & {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"}
+        if beside:
+            raise UserError(f"{min(beside)} is a setting beside `fields`, not one of them")
+        sizes = {"img_size": self.img_size, "num_classes": self.num_classes}
+        if not references.is_path(self.name):  # one's own may have a seed among them
+            sizes |= fields
+        for name, value in sizes.items():
+            numbers = value if isinstance(value, list | tuple) else [value]
+            largest = max((number for number in numbers if isinstance(number, int)), default=0)
+            if largest > LARGEST:
+                raise UserError(f"{name} {largest:,} is too large: no network has more than {LARGEST:,}")
 
     def build_network(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
@@ -137,19 +142,56 @@ def create_model(
 
 def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> nn.Module:
     if name in VARIANTS:
-        of_the_paper = references.locate("cait.model.cait:build")  # by name: a project may delete CaiT
-        return of_the_paper(name, img_size, num_classes, drop_path_rate, **fields)
-    if not name.startswith(TIMM) and not references.is_path(name):
-        names = ", ".join([*VARIANTS, "timm/<name>", "package.module:factory"])
-        raise UserError(f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}")
+        build_cait = references.locate("cait.model.cait:build")  # by name: a project may delete CaiT
+        return build_cait(name, img_size, num_classes, drop_path_rate, **fields)
     arguments: dict[str, Any] = dict(img_size=img_size, num_classes=num_classes, **fields)
     if drop_path_rate is not None:
         arguments["drop_path_rate"] = drop_path_rate
     try:
-        return _build_timm(name, arguments) if name.startswith(TIMM) else _made(name, arguments)
+        if name.startswith(TIMM):
+            return _build_timm(name, arguments)
+        if references.is_path(name):
+            return _call(name, arguments)
     except UserError as error:
         hint = "; --model.fields null gives it none of the fields" if fields else ""
         raise UserError(f"{error}{hint}") from error
+    names = ", ".join([*VARIANTS, "timm/<name>", "package.module:factory"])
+    raise UserError(f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}")
+
+
+def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+    import timm
+
+    entry = name.removeprefix(TIMM)
+    if not timm.is_model(entry):
+        raise UserError(f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}")
+    refused = arguments.keys() & NOT_FIELDS
+    if refused:
+        raise UserError(f"{name} takes no field {min(refused)}; weights come by --model.weights or --model.pretrained")
+    shape = arguments.get("in_chans", 3), arguments["img_size"], arguments["img_size"]
+    functions = plugins.by_name("TIMM_FIELDS")
+    added = {field: arguments.pop(field) for field in functions if field in arguments}
+    network = _call("timm:create_model", arguments, entry)
+    for field, value in added.items():
+        network = references.locate(functions[field])(network, value, shape)
+    return in_channels_last(network)
+
+
+def _call(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
+    """Call what makes a network, without a size or stochastic depth if it does not take them. Changes `arguments`."""
+    try:
+        network = references.made(path, *first, **arguments)
+    except UserError as error:
+        # A signature would not say it: timm's functions take any argument, and pass it on to a class.
+        refused = re.search("argument '(img_size|drop_path_rate)'", str(error))
+        if not refused or arguments.pop(refused[1], None) is None:
+            raise
+        network = _call(path, arguments, *first)
+        if refused[1] == "drop_path_rate":
+            network.takes_no_drop_path_rate = True  # type: ignore[assignment]
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{path} must return an nn.Module, got {type(network).__name__}")
+    return network
 
 
 @contextmanager
@@ -159,11 +201,13 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
     A factory may build a part twice, as a head for other classes: it may use three times as many, or `SMALL` at least.
     The error is a UserError.
     """
-    left = 3 * sum(value.numel() for value in state.values() if isinstance(value, Tensor)) + SMALL
+    left = SMALL + 3 * sum(value.numel() for value in state.values() if isinstance(value, Tensor))
 
-    def count(part: nn.Module, name: str, value: Tensor | None) -> None:
+    def count(module: nn.Module, name: str, value: Tensor | None) -> None:
         nonlocal left
-        left -= PART + (0 if value is None or is_lazy(value) else value.numel())
+        left -= PART
+        if value is not None and not is_lazy(value):
+            left -= value.numel()
         if left < 0:
             raise UserError("its settings make a network that is far larger than its weights")
 
@@ -173,74 +217,26 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
 
 def in_channels_last(network: nn.Module) -> nn.Module:
     """Have convolutions run in torch's format channels_last, in which they are faster, if most layers are Conv2d."""
-    convolutions, linears = (
-        [part for part in network.modules() if isinstance(part, kind)] for kind in (nn.Conv2d, nn.Linear)
-    )
-    for part in convolutions if len(convolutions) > len(linears) else ():
-        part.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
-    return network
-
-
-def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
-    import timm
-
-    entry = name.removeprefix(TIMM)
-    if not timm.is_model(entry):
-        raise UserError(f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}")
-    for field in NOT_FIELDS:
-        if field in arguments:
-            raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
-    shape = arguments.get("in_chans", 3), arguments["img_size"], arguments["img_size"]
-    of_extras = plugins.by_name("TIMM_FIELDS")
-    added = {field: arguments.pop(field) for field in of_extras if field in arguments}
-    network = _made("timm:create_model", arguments, entry)
-    for field, value in added.items():
-        network = references.locate(of_extras[field])(network, value, shape)
-    return in_channels_last(network)
-
-
-def _made(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
-    """Make a network, without a size or stochastic depth if it does not take them."""
-    try:
-        network = references.made(path, *first, **arguments)
-    except UserError as error:
-        refused = [name for name in ("img_size", "drop_path_rate") if f"argument '{name}'" in str(error)]
-        if not refused or refused[0] not in arguments:
-            raise
-        network = _made(path, {name: value for name, value in arguments.items() if name != refused[0]}, *first)
-        if refused[0] == "drop_path_rate":
-            network.takes_no_drop_path_rate = True  # type: ignore[assignment]
-        return network
-    if not isinstance(network, nn.Module):
-        raise UserError(f"{path} must return an nn.Module, got {type(network).__name__}")
+    convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    linears = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    if len(convolutions) > len(linears):
+        for layer in convolutions:
+            layer.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
     return network
 
 
 def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
-    """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train.
-
-    Of a network of one's own lines say what would make it learn less, or be another one when it is loaded.
-    """
+    """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
     images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
-    with told_as(f"{name} fails on images of {list(shape)}"), in_evaluation(network):
-        with torch.set_grad_enabled(is_own := references.is_path(name)):
-            logits = network(given := images.clone())
-        with torch.no_grad():  # last, so it keeps nothing that could not be copied
-            again = network(images.clone()) if is_own else logits
-    if (got := kind_of(logits)) != [2, num_classes]:
-        raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
-    if not torch.equal(given, images):
+    seen = images.clone()
+    with told_as(f"{name} fails on images of {list(shape)}"), in_evaluation(network), torch.no_grad():
+        logits = network(seen)
+    if kind_of(logits) != [2, num_classes]:
+        raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {kind_of(logits)}")
+    if not torch.equal(seen, images):
         raise UserError(f"{name} changes its images in place, which others see after it: compute with a copy of them")
-    if (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
-        tell_once(f"{name} ends in a softmax: leave that out, because the loss and every verb take logits")
-    if not torch.allclose(logits, again, equal_nan=True):
-        tell_once(f"{name} gives other logits when it sees the same images again, also in evaluation: is a dropout on?")
-    own = {id(parameter) for parameter in network.parameters()}
-    if others := [[*leaf.shape] for leaf in leaves(logits) if id(leaf) not in own]:
-        problem = f"computes with weights {others[0]} that are not its parameters: they neither train nor are saved"
-        tell_once(f"{name} {problem}; put layers that are in a list into nn.ModuleList")
 
 
 def kind_of(result: Any) -> list[int] | str:
@@ -248,28 +244,20 @@ def kind_of(result: Any) -> list[int] | str:
     return list(result.shape) if isinstance(result, Tensor) else type(result).__name__
 
 
-def leaves(result: Tensor) -> list[Tensor]:
-    """The tensors that a gradient of the result reaches."""
-    waiting, seen, found = [result.grad_fn], set(), list[Tensor]()
-    while waiting:
-        if (step := waiting.pop()) is not None and step not in seen:
-            seen.add(step)
-            waiting += [before for before, _ in step.next_functions]
-            found += [step.variable] if hasattr(step, "variable") else []
-    return found
-
-
 def logits_of(network: nn.Module, images: Tensor) -> Tensor:
     """Logits [B, num_classes] in float32, in which every verb scores, whatever precision the network trains in.
 
     One that is sharded computes as it trains, because its parts are gathered in that precision.
     """
-    held = [*network.named_parameters(), *network.named_buffers()]
-    if any(hasattr(value, "full_tensor") for _, value in held):
+    tensors = dict([*network.named_parameters(), *network.named_buffers()])
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         return network(images)
-    other = {name: value.float() for name, value in held if value.is_floating_point() and value.dtype != torch.float32}
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    others = {name: tensor.float() for name, tensor in floats.items() if tensor.dtype != torch.float32}
     with torch.autocast(images.device.type, enabled=False):
-        return functional_call(network, other, images.float()) if other else network(images.float())
+        if others:
+            return functional_call(network, others, images.float())
+        return network(images.float())
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -280,33 +268,35 @@ def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def checkpoint_activations(network: Any, name: str) -> None:
     """Have the network compute activations again in the backward pass. Raises UserError if it cannot."""
-    try:
-        if hasattr(network, "set_grad_checkpointing"):
+    refusal = UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false")
+    if hasattr(network, "set_grad_checkpointing"):
+        try:
             network.set_grad_checkpointing(True)
-        else:
-            assert hasattr(network, "grad_checkpointing")
-            network.grad_checkpointing = True
-    except AssertionError as error:  # timm's way to say that a network cannot
-        raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false") from error
+        except AssertionError as error:  # timm's way to say that a network cannot
+            raise refusal from error
+    elif hasattr(network, "grad_checkpointing"):
+        network.grad_checkpointing = True
+    else:
+        raise refusal
 
 
 def counts_twice(network: nn.Module) -> bool:
     """Whether BatchNorm would count a batch again when activations are computed again, of `blocks` if there are any."""
     blocks = getattr(network, "blocks", None)
-    parts = (blocks if isinstance(blocks, nn.Module) else network).modules()
-    return any(isinstance(part, _BatchNorm) and part.training for part in parts)
+    layers = (blocks if isinstance(blocks, nn.Module) else network).modules()
+    return any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
 
 
 @contextmanager
 def in_evaluation(network: nn.Module) -> Iterator[None]:
     """Put a network into evaluation, and then each part back into the mode that it had: some may train, others not."""
-    modes = [(part, part.training) for part in network.modules()]
+    modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for module, training in modes:
+            module.training = training
 
 
 def precise(x: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _copied_together(tensors: list[Tensor], device: torch.device) -> Sequence[Te
     joined = torch.cat(tensors)
     if device.type == "cuda":
         joined = joined.pin_memory()
-    return joined.to(device, non_blocking=device.type == "cuda").split([len(part) for part in tensors])
+    return joined.to(device, non_blocking=device.type == "cuda").split([len(tensor) for tensor in tensors])
 
 
 def sampled(x: Tensor, sample: Sample) -> Tensor:

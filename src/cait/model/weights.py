@@ -1,6 +1,5 @@
 """Weights in: from the release, timm, safetensors or a run; for other classes, at another resolution."""
 
-import re
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from cait.settings import as_text
 
 StateDict = dict[str, Tensor]
 
-NAMED, AVERAGED = ("state_dict", "model", "model_state_dict", "student"), ("state_dict_ema", "model_ema")
-"""Under what files keep weights, and their moving average, that they hold beside something else."""
+WEIGHTS, AVERAGES = ("state_dict", "model", "model_state_dict", "student"), ("state_dict_ema", "model_ema")
+"""Keys of the weights, and of their moving average, in files that hold something else too."""
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
 HEAD_ANEW = "the head starts anew"
@@ -33,50 +32,71 @@ def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, 
     and of other scripts, with the names that they have there, and never executes code from them. Raises UserError
     otherwise.
     """
-    content, classes = _read(path), None
-    state = None if ema else content
+    return _weights_in(_read(Path(path)), path, ema)
+
+
+def _weights_in(content: Any, path: str | Path, ema: bool | None) -> tuple[StateDict, list[str]]:
+    """The weights in the content of a file, and the classes; see `read_weights`."""
+    classes = None
     if isinstance(content, dict) and "pytorch-lightning_version" in content:
         disk.check_shape(content, {"state_dict": dict, "callbacks?": dict}, Path(path))
         state = ckpt.chosen_weights(content, path, ema) or content["state_dict"]
         classes = ckpt.class_names(content)
-    elif isinstance(content, dict):
-        named = [content[key] for key in (AVERAGED if ema else NAMED) if key in content]
-        whole = [part for part in content.values() if _are_weights(part)]
-        state = named[0] if named else whole[0] if len(whole) == 1 and not ema else state
-    if not _are_weights(state):
-        names = [f"{name!s:.60}" for name in content] if isinstance(content, dict) else []
-        has = f"; it has {abbreviate(names)}" if names else ""
-        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights{has}")
-    return dict(state), classes or []  # type: ignore[arg-type]
+    else:
+        state = _find_weights(content, ema)
+    if _are_weights(state):
+        return dict(state), classes or []
+    message = f"{path} holds no moving average of the weights" if ema else f"{path} holds no weights"
+    if isinstance(content, dict) and content:
+        names = [f"{name!s:.60}" for name in content]
+        message += f"; it has {abbreviate(names)}"
+    raise UserError(message)
+
+
+def _find_weights(content: Any, ema: bool | None) -> Any:
+    """What may be the weights in somebody else's file: what has a known key, the only state dict, or all of it."""
+    if not isinstance(content, dict):
+        return None
+    for key in AVERAGES if ema else WEIGHTS:
+        if key in content:
+            return content[key]
+    if ema:
+        return None
+    states = [value for value in content.values() if _are_weights(value)]
+    return states[0] if len(states) == 1 else content
 
 
 def _are_weights(value: Any) -> bool:
-    pairs = value.items() if isinstance(value, dict) else ()
-    return bool(pairs) and all(isinstance(key, str) and isinstance(part, Tensor) for key, part in pairs)
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items())
 
 
 def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) -> StateDict:
-    """The weights of a network that has these `names`, if all of them, or all in the file, are behind one prefix.
+    """The weights of a network that has these `names`, if its file has them behind a prefix, as "model._orig_mod.".
 
-    It may be any, as "model._orig_mod.". Otherwise `state` as it is. Raises UserError if the names are behind several.
+    Otherwise `state` as it is. Raises UserError if the names are behind several.
     """
     if all(name in state for name in names):
         return state
-    prefixes = {key[: dot.end()] for key in state for dot in re.finditer(r"\.", key) if key[dot.end() :] in names}
-    whole = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in names)]
-    found = sorted(whole) or [prefix for prefix in prefixes if all(key.startswith(prefix) for key in state)]
-    if not found:
+    longest = max(sorted(names), key=len)
+    some = sorted(key.removesuffix(longest) for key in state if key.endswith(f".{longest}"))
+    prefixes = [prefix for prefix in some if all(f"{prefix}{name}" in state for name in names)] or some
+    if not prefixes:
         return state
-    if len(found) > 1:
-        raise UserError(f"{path} holds the weights behind each of {', '.join(found)}: save those of one alone")
-    return {key.removeprefix(found[0]): value for key, value in state.items() if key.startswith(found[0])}
+    if len(prefixes) > 1:
+        raise UserError(f"{path} holds the weights behind each of {', '.join(prefixes)}: save those of one alone")
+    prefix = prefixes[0]
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
-def _read(path: str | Path) -> Any:
-    path = Path(path)
+def _read(path: Path) -> Any:
+    """The content of a file of weights. Raises UserError if there is none that can be read."""
     if path.is_dir():
-        held = ", ".join(file.name for file in sorted(path.iterdir()) if file.suffix in ckpt.WEIGHTS)
-        remedy = f"as {held}" if held else "there is none; join the parts that FSDP or DeepSpeed have saved into one"
+        files = sorted(file.name for file in path.iterdir() if file.suffix in ckpt.WEIGHTS)
+        remedy = "there is none; join the parts that FSDP or DeepSpeed have saved into one"
+        if files:
+            remedy = f"as {', '.join(files)}"
         raise UserError(f"{path} is a folder: name a file of weights in it, {remedy}")
     ckpt.check_weights(path)
     try:
@@ -110,31 +130,39 @@ def load_weights(
     Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
     network it names that one, if the file does.
     """
-    state, saved_classes = read_weights(path, ema)
-    own = model.state_dict()
-    state = behind_prefix(state, own.keys() - {*classifier_keys(model)} or own.keys(), path)
-    names = abbreviate([f"{name:.60}" for name in state])
-    source = str(path) if own.keys() & state.keys() else f"{path}, with the names {names},"
-    if saved_classes and own_classes and saved_classes != [*own_classes]:
-        for key in classifier_keys(model):
-            rows = state.pop(key, None)
-            if rows is not None and {*saved_classes} == {*own_classes}:
-                state[key] = rows[[saved_classes.index(name) for name in own_classes]]
+    content = _read(Path(path))
+    state, classes = _weights_in(content, path, ema)
+    names, heads = model.state_dict().keys(), classifier_keys(model)
+    state = behind_prefix(state, names - {*heads} or names, path)
+    if classes and own_classes:
+        _order_rows(state, heads, classes, own_classes)
+    source = str(path)
+    if names.isdisjoint(state):
+        source += f", with the names {abbreviate([f'{name:.60}' for name in state])},"
     try:
         return _load(model, state, source)
     except UserError as error:
-        raise UserError(f"{error}{_named(Path(path))}") from error
+        raise UserError(f"{error}{_network_named(content)}") from error
 
 
-def _named(path: Path) -> str:
-    """The end of a message: the network that a file of weights names, if it does."""
-    if not isinstance(content := _read(path), dict):
-        return ""
-    own = content.get("hyper_parameters")
-    if isinstance(own, dict) and isinstance(own.get("name"), str):
-        fields = f" with --model.fields '{as_text(own['fields'])}'" if own.get("fields") else ""
-        return f"; it is of {own['name']}{fields}"
-    return f"; it is of {TIMM}{content['arch']}" if isinstance(content.get("arch"), str) else ""
+def _order_rows(state: StateDict, heads: list[str], before: Sequence[str], after: Sequence[str]) -> None:
+    """Put the rows of a head into the order of the classes `after`, in place; drop a head for other classes."""
+    for key in heads:
+        rows = state.pop(key, None)
+        if rows is not None and {*before} == {*after}:
+            state[key] = rows[[before.index(name) for name in after]]
+
+
+def _network_named(content: Any) -> str:
+    """The end of a message: the network that a file of weights names; empty if it names none."""
+    match content:
+        case {"hyper_parameters": {"name": str(name), "fields": dict(fields)}} if fields:
+            return f"; it is of {name} with --model.fields '{as_text(fields)}'"
+        case {"hyper_parameters": {"name": str(name)}}:
+            return f"; it is of {name}"
+        case {"arch": str(name)}:
+            return f"; it is of {TIMM}{name}"
+    return ""
 
 
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
@@ -151,9 +179,9 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     entry = published_entry(name, getattr(model, "input_shape", (3, 224, 224))[-1])
     if entry is None:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
-    kept = cached_weights(entry)
+    file = cached_weights(entry)
     try:
-        overlay = {"file": kept} if kept else None
+        overlay = {"file": file} if file else None
         state = timm.create_model(entry, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
     except Exception as error:
         raise UserError(f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
@@ -165,9 +193,11 @@ def cached_weights(entry: str) -> str | None:
     import timm
     from huggingface_hub import try_to_load_from_cache
 
-    known = timm.get_pretrained_cfg(entry)
-    found = try_to_load_from_cache(known.hf_hub_id, PUBLISHED) if known and known.hf_hub_id else None
-    return found if isinstance(found, str) else None
+    config = timm.get_pretrained_cfg(entry)
+    if config is None or not config.hf_hub_id:
+        return None
+    path = try_to_load_from_cache(config.hf_hub_id, PUBLISHED)
+    return path if isinstance(path, str) else None
 
 
 def published_entry(name: str, img_size: int) -> str | None:
@@ -175,77 +205,100 @@ def published_entry(name: str, img_size: int) -> str | None:
 
     None if there are no such weights.
     """
+    if name.startswith(TIMM):
+        return name.removeprefix(TIMM)
     if name not in VARIANTS:
-        return name.removeprefix(TIMM) if name.startswith(TIMM) else None
+        return None
     import timm
 
-    entries = timm.list_models(f"cait_{name}_*", pretrained=True)  # as "cait_xs24_384.fb_dist_in1k"
-    return min(entries, key=lambda entry: abs(timm.get_pretrained_cfg(entry).input_size[-1] - img_size), default=None)
+    def distance(entry: str) -> int:
+        return abs(timm.get_pretrained_cfg(entry).input_size[-1] - img_size)
 
-
-def timm_config(name: str, img_size: int = 224) -> Any:
-    """timm's configuration of the network `name` and of its published weights; None if it knows no such network."""
-    import timm
-
-    entry = published_entry(name, img_size)
-    return timm.get_pretrained_cfg(entry) if entry else None
-
-
-def preparation(known: Any) -> dict[str, Any]:
-    """The settings of a data module that suit the weights of one of timm's configurations, or none for None."""
-    return {name: getattr(known, name) for name in ("mean", "std", "interpolation", "crop_pct")} if known else {}
+    return min(timm.list_models(f"cait_{name}_*", pretrained=True), key=distance, default=None)
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
-    from timm.models import adapt_input_conv
-
+    """Load weights that bear the model's names, or that it can fit; see `load_weights`. Changes `state`."""
     weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
         if any(key not in state or state[key].shape != weights[key].shape for key in heads):
             notes.append(HEAD_ANEW)
             state.update({key: weights[key] for key in heads})
-        for key in state.keys() & weights.keys():
-            is_of_colours = state[key].ndim == weights[key].ndim == 4 and state[key].shape[1] == 3
-            if is_of_colours and (channels := weights[key].shape[1]) != 3:
-                state[key] = adapt_input_conv(channels, state[key])
-                how = "added up for gray images" if channels == 1 else f"repeated for {channels}"
-                notes.append(f"the three channels of {key} {how}")
-        if differs := difference(weights, state):
-            raise UserError(differs)
+        notes += _fit_channels(state, weights)
+        problem = difference(weights, state)
+        if problem:
+            raise UserError(problem)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error
-    for key, own in weights.items():
-        if not state[key].to(own.dtype).isfinite().all() and own.isfinite().all():
+    for key, value in weights.items():
+        if value.isfinite().all() and not state[key].to(value.dtype).isfinite().all():
             raise UserError(f"{source} cannot be used: {key} is not finite, it holds NaN or infinity")
     model.load_state_dict(state)
     return notes
 
 
-def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
+def _fit(network: Any, state: StateDict) -> list[str]:
+    """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
+    if hasattr(network, "fit_weights"):
+        return network.fit_weights(state)
+    modules = [cls.__module__ for cls in type(network).__mro__ if cls.__module__.startswith("timm.models.")]
+    if not modules or not hasattr(sys.modules[modules[0]], "checkpoint_filter_fn"):
+        return []
+    with torch.no_grad():
+        fitted = sys.modules[modules[0]].checkpoint_filter_fn(dict(state), network)
+    notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
+    state.clear()
+    state.update(fitted)
+    return notes
+
+
+def _fit_channels(state: StateDict, weights: StateDict) -> list[str]:
+    """Fit convolutions of three channels to those of another number, in place; a line for each."""
+    from timm.models import adapt_input_conv
+
+    notes = []
+    for key, ours in weights.items():
+        theirs = state.get(key)
+        if theirs is None or theirs.ndim != 4 or ours.ndim != 4:
+            continue
+        channels = ours.shape[1]
+        if theirs.shape[1] == 3 and channels != 3:
+            state[key] = adapt_input_conv(channels, theirs)
+            change = "added up for gray images" if channels == 1 else f"repeated for {channels}"
+            notes.append(f"the three channels of {key} {change}")
+    return notes
+
+
+def difference(weights: StateDict, state: StateDict) -> str | None:
     """The first name, shape or kind of number in which `state` is not that of the model, in words."""
     for key in [*weights, *state]:
-        own, theirs = (held.get(key) for held in (weights, state))
-        if own is None or theirs is None or own.shape != theirs.shape:
-            found, wanted = ("missing" if part is None else tuple(part.shape) for part in (theirs, own))
-        elif own.is_floating_point() > theirs.is_floating_point():  # quantized, as int8
-            found, wanted = (f"of the type {part.dtype}".replace("torch.", "") for part in (theirs, own))
-        elif theirs.is_meta or theirs.layout != torch.strided:
-            found, wanted = ("without values, as on the device meta" if theirs.is_meta else "sparse", "whole")
-        else:
-            continue
-        return f"{key} is {found} in it, {wanted} in the model"
+        ours, theirs = weights.get(key), state.get(key)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            return f"{key} is {_shape(theirs)} in it, {_shape(ours)} in the model"
+        if ours.is_floating_point() and not theirs.is_floating_point():  # quantized, as int8
+            types = f"{key} is of the type {theirs.dtype} in it, of the type {ours.dtype} in the model"
+            return types.replace("torch.", "")
+        if theirs.is_meta:
+            return f"{key} is without values, as on the device meta in it, whole in the model"
+        if theirs.layout != torch.strided:
+            return f"{key} is sparse in it, whole in the model"
     return None
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else str(tuple(tensor.shape))
 
 
 def classifiers(network: Any) -> list[Any]:
     """The layers that give the logits: `get_classifier()`'s, of timm's distilled DeiT two, or the last linear."""
-    found = network.get_classifier() if hasattr(network, "get_classifier") else None
-    if found is None:
+    head = network.get_classifier() if hasattr(network, "get_classifier") else None
+    if head is None:
         return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1:]
-    layers = [*found] if isinstance(found, tuple | list) else [found]
-    if odd := [type(layer).__name__ for layer in layers if not isinstance(layer, nn.Module)]:
-        raise UserError(f"get_classifier() of {type(network).__name__} must return a layer, not {odd[0]}")
+    layers = [*head] if isinstance(head, tuple | list) else [head]
+    others = [type(layer).__name__ for layer in layers if not isinstance(layer, nn.Module)]
+    if others:
+        raise UserError(f"get_classifier() of {type(network).__name__} must return a layer, not {others[0]}")
     return layers
 
 
@@ -253,26 +306,3 @@ def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
     parameters = {id(parameter) for layer in classifiers(network) for parameter in layer.parameters()}
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
-
-
-def lower_keys(network: Any, share: float) -> set[str]:
-    """Names of the parameters in this share of the layers, from the images on, that a `group_matcher` tells apart."""
-    from timm.models import group_parameters
-
-    layers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
-    return {key for key, number in layers.items() if number < share * max(layers.values())}
-
-
-def _fit(network: Any, state: StateDict) -> list[str]:
-    """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
-    if hasattr(network, "fit_weights"):
-        return network.fit_weights(state)
-    places = [kind.__module__ for kind in type(network).__mro__ if kind.__module__.startswith("timm.models.")]
-    if not places or not hasattr(sys.modules[places[0]], "checkpoint_filter_fn"):
-        return []
-    with torch.no_grad():
-        fitted = sys.modules[places[0]].checkpoint_filter_fn(dict(state), network)
-    notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
-    state.clear()
-    state.update(fitted)
-    return notes

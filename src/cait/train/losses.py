@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError
-from cait.settings import Group, In, Needs
+from cait.settings import Group, Needs, PositiveFloat, Share, ShareBelow1
 
 Distillation = Literal["none", "soft", "hard"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -43,7 +43,7 @@ class LossSettings(Group):
     loss: str = "cross_entropy"
     """"cross_entropy", "bce" (`BinaryCrossEntropy`), or "package.module:factory" of something that is called without
     arguments and returns a `Loss`."""
-    label_smoothing: Annotated[float, In("[0, 1)"), OF_LABELS] = 0.1
+    label_smoothing: Annotated[ShareBelow1, OF_LABELS] = 0.1
     """ε of (1 - ε) · target + ε / num_classes, for training only; not for a loss of your own."""
     class_weights: Annotated[Literal["balanced"] | None, OF_LABELS] = None
     """"balanced" weights the classes of images that may have several; None counts all alike. For one class per image
@@ -88,11 +88,10 @@ class DistillationSettings(Group):
 
     distillation: Distillation = "none"
     """"hard" or "soft" adds a teacher to the loss; see `cait.train.losses.distillation_loss`."""
-    distillation_alpha: Annotated[float, In("[0, 1]"), TAUGHT] = 0.5
+    distillation_alpha: Annotated[Share, TAUGHT] = 0.5
     """α, the teacher's share of the loss."""
     distillation_tau: Annotated[
-        float,
-        In("(0, inf)"),
+        PositiveFloat,
         Needs("distillation soft", "distillation", lambda distillation: distillation == "soft"),
     ] = 1.0
     """τ, the temperature of soft distillation."""

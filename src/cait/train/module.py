@@ -18,7 +18,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from cait import ckpt, loops, plugins
-from cait.data.transforms import is_prepared
 from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -68,6 +67,16 @@ class ModuleSettings(
 ):
     """All settings of the network and its training, those of extras too."""
 
+    metrics: dict[str, str] | None = None
+    """Further metrics of validation by name, as {"f1": "torchmetrics.classification:MulticlassF1Score"}; see
+    `cait.train.metrics.EvalMetrics`."""
+    per_class: bool = False
+    """Log val/acc1_macro, the mean of the classes' recalls."""
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    """Mean of the normalization that the images have had; with a data module it is the data's."""
+    std: Sequence[float] = IMAGENET_DEFAULT_STD
+    """Standard deviation of that normalization."""
+
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
@@ -111,11 +120,6 @@ class CaiTModule(LightningModule):
     checkpoints nor the moving average include the teacher.
 
     Args:
-        metrics: further metrics of validation by name, as
-            {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
-        per_class: log val/acc1_macro, the mean of the classes' recalls.
-        mean: of the normalization that the images have had; with a data module it is the data's.
-        std: the same.
         first, settings: the fields of `ModuleSettings`, `name` first.
 
     Raises:
@@ -133,20 +137,11 @@ class CaiTModule(LightningModule):
     validates_first: bool = False
     """Whether to validate before the first step, and save."""
 
-    def __init__(
-        self,
-        *first: Any,
-        metrics: dict[str, str] | None = None,
-        per_class: bool = False,
-        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
-        std: Sequence[float] = IMAGENET_DEFAULT_STD,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *first: Any, **settings: Any) -> None:
         super().__init__()
         check_names(self, ModuleSettings, settings)
         self.settings = ModuleSettings(*first, **settings)
-        own = {"metrics": metrics, "per_class": per_class, "mean": mean, "std": std}
-        self.save_hyperparameters(values(self.settings) | own)
+        self.save_hyperparameters(values(self.settings))
         self.name = self.settings.name
         self.starts_anew = True
         self.loss = self.settings.build_loss()
@@ -157,8 +152,6 @@ class CaiTModule(LightningModule):
         """Loss and accuracy of the last training batch, [2]."""
         self._figures_of_step: list[Tensor] = []
         """Those of the batches that the running step has accumulated."""
-        self.own_metrics = dict(metrics or {})
-        self.per_class = per_class
         if None not in (self.settings.img_size, self.settings.num_classes):
             self._build()
 
@@ -174,7 +167,7 @@ class CaiTModule(LightningModule):
         self.val_metrics = self.new_metrics()
 
     def new_metrics(self) -> Any:
-        return self.task.metrics(self.own_metrics, self.per_class)
+        return self.task.metrics(self.settings.metrics or {}, self.settings.per_class)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model" and name not in self._modules:
@@ -212,7 +205,7 @@ class CaiTModule(LightningModule):
             sizes[name] = own or datas or default
         self.settings = replace(self.settings, **sizes)
         normalization: Settings = {}
-        if is_prepared(data):
+        if hasattr(data, "preprocessing"):
             channels = network.input_shape({**self.hparams, **sizes})[0]
             if data.settings.in_chans != channels and not data.has_own_eval_transform:
                 both = f"the network has in_chans {channels}, the data module {data.settings.in_chans}"
@@ -230,7 +223,7 @@ class CaiTModule(LightningModule):
         if (names := self._classes_of_data()) is not None:  # for `predict`, once it is trained
             self.class_names = names
             self.eval_transform = getattr(data, "eval_transform", None)
-            self.reading = data.settings if is_prepared(data) else None
+            self.reading = data.settings if hasattr(data, "preprocessing") else None
         self.settings = replace(self.settings, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
         counts = not self.hparams.get("freeze_norm") and network.counts_twice(self.model)
         if self.settings.grad_checkpointing and counts:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
 from cait.errors import UserError, told_as
-from cait.settings import Group, In, Needs, values
+from cait.settings import Group, In, Needs, NonNegativeFloat, PositiveInt, values
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OptimizerSettings(Group):
     """Further arguments of the optimizer, as {"betas": [0.9, 0.95]}."""
     layer_decay: Annotated[float | None, In("(0, 1]")] = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
-    weight_decay: Annotated[float | None, In("[0, inf)")] = None
+    weight_decay: NonNegativeFloat | None = None
     """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, for adamw, and 0
     for any other optimizer."""
 
@@ -124,21 +124,20 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
 class ScheduleSettings(Group):
     """The learning rate of every step; see `WarmupSchedule`."""
 
-    lr: Annotated[float, In("[0, inf)")] = 5e-4
+    lr: NonNegativeFloat = 5e-4
     """Peak learning rate, for `lr_base_size` images a step."""
-    lr_base_size: Annotated[int | None, In("[1, inf)")] = 512
+    lr_base_size: PositiveInt | None = 512
     """Scale the rate by global batch / lr_base_size, where the global batch counts processes and accumulation; None
     takes `lr` as it is."""
-    warmup_epochs: Annotated[float, In("[0, inf)")] = 5
+    warmup_epochs: NonNegativeFloat = 5
     """Length of the linear warm-up."""
-    warmup_lr: Annotated[float, In("[0, inf)"), Needs("a warm-up", "warmup_epochs")] = 1e-6
+    warmup_lr: Annotated[NonNegativeFloat, Needs("a warm-up", "warmup_epochs")] = 1e-6
     """Rate of the first step, not scaled."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """After the warm-up: "cosine" falls to `min_lr`, "constant" keeps the peak. A run that kept the peak and is resumed
     with "cosine" falls from the step that it has reached."""
     min_lr: Annotated[
-        float,
-        In("[0, inf)"),
+        NonNegativeFloat,
         Needs("--model.schedule cosine", "schedule", lambda schedule: schedule == "cosine"),
     ] = 1e-5
     """Rate at the end of the cosine, not scaled."""

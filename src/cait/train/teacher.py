@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from cait import ckpt, disk, references, signature
 from cait.data.listing import CONFIG
 from cait.errors import UserError, abbreviate, one_line, told_as
-from cait.model import network
-from cait.model.network import NetworkSettings
+from cait.model.network import NetworkSettings, at_most, in_channels_last
 from cait.model.weights import HEAD_ANEW, load_weights
 from cait.references import TIMM
 from cait.settings import group
@@ -54,6 +53,16 @@ class Teacher(nn.Module):
         return self.network(images)
 
 
+class Judge(NamedTuple):
+    """A teacher's network, and how it takes images."""
+
+    network: nn.Module
+    num_classes: int
+    img_size: int | None
+    """None means any."""
+    normalization: Normalization
+
+
 def load_teacher(
     settings: DistillationSettings,
     student: NetworkSettings,
@@ -66,30 +75,26 @@ def load_teacher(
     data by name, in any order; of timm's network only their number is compared. Raises UserError if there is no such
     teacher, its weights cannot be loaded, or it knows other classes.
     """
-    name, img_size = settings.teacher, None
+    name = settings.teacher
     if name.endswith(".ckpt"):
-        teacher, hparams = _of_run(name, student.name, classes or ())
-        known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
+        judge = _load_run(name, student.name, classes or ())
     else:
-        teacher = _of_timm(settings, student.num_classes)
-        cfg = teacher.pretrained_cfg
-        known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
-        fields = settings.teacher_fields or {}
-        takes_any = fields.get("dynamic_img_size") or not cfg.get("fixed_input_size")
-        img_size = fields.get("img_size") or (None if takes_any else cfg["input_size"][-1])
-    if (has := len(students[0])) != (wanted := len(own[0])) and (has, wanted) != (1, 3):
-        problem = f"the teacher {name} takes {wanted} channels, the student {has}"
+        judge = _load_timm(settings, student.num_classes)
+    channels, wanted = len(students[0]), len(judge.normalization[0])
+    if channels != wanted and (channels, wanted) != (1, 3):
+        problem = f"the teacher {name} takes {wanted} channels, the student {channels}"
         raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
-    if known != student.num_classes:
-        raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    found = Teacher(teacher, own, img_size, students)
+    if judge.num_classes != student.num_classes:
+        raise UserError(f"the teacher {name} knows {judge.num_classes} classes, the data has {student.num_classes}")
+    teacher = Teacher(judge.network, judge.normalization, judge.img_size, students)
+    size = student.img_size or 32
     with told_as(f"the teacher {name} fails on images of the student"):
-        found(torch.zeros(1, has, student.img_size or 32, student.img_size or 32))
-    return found
+        teacher(torch.zeros(1, channels, size, size))
+    return teacher
 
 
-def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a run with the weights that chose it, in the order of `classes`, and its hyper-parameters."""
+def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
+    """The network of a run, with the weights that chose its checkpoint, in the order of `classes`."""
     checkpoint = ckpt.read_checkpoint(path)
     hparams = checkpoint.get("hyper_parameters", {})
     shape = ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}
@@ -97,32 +102,39 @@ def _of_run(path: str, student: str, classes: Sequence[str]) -> tuple[nn.Module,
     if hparams.get("task"):
         raise UserError(f"the teacher {path} gives an image several classes, the data one")
     name = hparams["name"]
-    signed = references.PATH.findall(signature.own_text(Path(path).absolute().parent.parent / CONFIG))
-    if references.is_path(name) and name not in (student, *signed):  # the file may be someone else's
+    signed = signature.own_text(Path(path).absolute().parent.parent / CONFIG)
+    if references.is_path(name) and name not in (student, *references.PATH.findall(signed)):
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     names = ckpt.class_names(checkpoint)
-    if names and classes and (odd := sorted({*names} ^ {*classes})):
-        raise UserError(f"the teacher {path} knows other classes than the data: {abbreviate(odd)}")
+    others = {*names} ^ {*classes} if names and classes else ()
+    if others:
+        raise UserError(f"the teacher {path} knows other classes than the data: {abbreviate(sorted(others))}")
     try:
-        with network.at_most(ckpt.weights(checkpoint)):
-            teacher = group(NetworkSettings, hparams).build_network()
-        if HEAD_ANEW in load_weights(teacher, path, own_classes=classes):
+        with at_most(ckpt.weights(checkpoint)):
+            network = group(NetworkSettings, hparams).build_network()
+        if HEAD_ANEW in load_weights(network, path, own_classes=classes):
             raise UserError("it has no head")
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
-    return teacher, hparams
+    return Judge(network, hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"]))
 
 
-def _of_timm(settings: DistillationSettings, num_classes: int | None) -> Any:
+def _load_timm(settings: DistillationSettings, num_classes: int | None) -> Judge:
+    """timm's network, with published weights or those of `teacher_path`."""
     import timm
 
     name, path = settings.teacher.removeprefix(TIMM), settings.teacher_path
+    fields = settings.teacher_fields or {}
     if not timm.is_model(name) and Path(name).is_dir():
         raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
     overlay = {"file": path, "num_classes": num_classes} if path else None
-    how: dict[str, Any] = {**(settings.teacher_fields or {}), "pretrained": True, "pretrained_cfg_overlay": overlay}
     try:
-        return network.in_channels_last(timm.create_model(name, **how))
+        network = timm.create_model(name, **(fields | {"pretrained": True, "pretrained_cfg_overlay": overlay}))
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error
+    config = network.pretrained_cfg
+    size = fields.get("img_size")
+    if not size and config.get("fixed_input_size") and not fields.get("dynamic_img_size"):
+        size = config["input_size"][-1]
+    return Judge(in_channels_last(network), network.num_classes, size, (config["mean"], config["std"]))

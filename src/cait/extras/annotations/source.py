@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -227,7 +228,7 @@ def read_table(file: Path, root: Path, several: bool) -> Images:
     if twice := [f"{path} ({count} times)" for path, count in times.items() if count > 1]:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
     prefix = os.path.join(root, "")
-    if missing := [row.path for row in rows if not os.path.isfile(prefix + row.path)]:
+    if missing := _missing([row.path for row in rows], root):
         why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
     names = sorted({row.label for row in rows})
@@ -235,6 +236,28 @@ def read_table(file: Path, root: Path, several: bool) -> Images:
     images = Images(((prefix + row.path, index_of[row.label]) for row in rows), prefix, names)
     images.splits[:] = [row.split for row in rows]
     return images.grouped([row.group for row in rows]) if rows[0].group else images
+
+
+def _missing(paths: Iterable[str], root: Path) -> list[str]:
+    """The paths below `root` where no file is.
+
+    Each folder is listed once, because it takes long in a network to ask for each file.
+    """
+    files_in = dict[str, set[str]]()
+    missing: list[str] = []
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in files_in:
+            files_in[folder] = _list_files(root / folder)
+        if name not in files_in[folder]:
+            missing.append(path)
+    return missing
+
+
+def _list_files(folder: Path) -> set[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.is_file()}
+    return set()
 
 
 def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:

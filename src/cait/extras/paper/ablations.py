@@ -19,7 +19,7 @@ The authors did not release their Fixup and T-Fixup; these follow the original p
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention, backend_named, merge_heads, mixed_softmax
 from cait.model.cait import Block, CaiT, ClassAttentionBlock, SelfAttentionBlock, layer_norm
-from cait.model.config import CaiTConfig, Count
+from cait.model.config import CaiTConfig
 from cait.model.residual import DropPath, Sample, sampled, sampled_scale, scaled_linear
-from cait.settings import In
+from cait.settings import NonNegativeInt
 
 COSINE_EPS = 1e-6
 SCALAR_START = {"rezero": 0.0, "skipinit": 0.0, "fixup": 1.0}
@@ -43,7 +43,7 @@ class Ablations(CaiTConfig):
 
     network: ClassVar[str] = "cait.extras.paper.ablations:AblatedCaiT"
 
-    depth_token_only: Count = 2
+    depth_token_only: NonNegativeInt = 2
     """Number of class-attention blocks."""
     residual: Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"] = "layerscale"
     """The form of the residual branch."""
@@ -56,7 +56,7 @@ class Ablations(CaiTConfig):
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
     cls_in_keys: bool = True
     """Whether class attention has the class token among its keys."""
-    class_token_at: Annotated[int | None, In("[0, inf)")] = None
+    class_token_at: NonNegativeInt | None = None
     """The class token joins the patches before this self-attention block; None leaves it to class attention."""
     global_pool: Literal["token", "avg"] = "token"
     """The head reads the class token, or the mean of the patches of a network without one."""

@@ -45,7 +45,8 @@ class Freeze(Callback):
         freeze = pl_module.hparams.get("freeze")
         if stage != "fit" or not freeze:
             return
-        from cait.model.weights import classifier_keys, lower_keys  # here, because other runs do not load it
+        from cait.extras.networks import lower_keys  # here, because other runs do not load it
+        from cait.model.weights import classifier_keys
 
         network = pl_module.model
         name = pl_module.name

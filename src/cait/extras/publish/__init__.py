@@ -13,6 +13,7 @@ VERBS = {
         "[--format timm|torch_export|onnx|openvino] [--int8] [--output PATH]",
     ),
 }
+GROUPS = {"network": "cait.extras.publish.timm_calls:TimmCalls"}
 SHARED_FIELDS = (
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
     *("mlp_ratio", "qkv_bias"),

@@ -25,9 +25,10 @@ from cait.data.reading import AS_SEEN, Reading, load_image, open_image
 from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.frames import thumbnail
+from cait.extras.networks import lower_keys
 from cait.extras.recipe.weights import CHANNELS
 from cait.model.network import InitialWeights, NetworkSettings
-from cait.model.weights import HEAD_ANEW, lower_keys
+from cait.model.weights import HEAD_ANEW
 from cait.run.program import Program
 from cait.settings import Settings, group, nested
 

@@ -10,8 +10,9 @@ from typing import Any
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.errors import UserError, to_type
+from cait.extras.networks import preparation, timm_config
 from cait.model.config import VARIANTS
-from cait.model.weights import PUBLISHED, cached_weights, preparation, timm_config
+from cait.model.weights import PUBLISHED, cached_weights
 from cait.references import TIMM
 from cait.settings import Settings
 

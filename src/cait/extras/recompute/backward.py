@@ -1,7 +1,6 @@
 """Hand-written backward passes, which save less of the forward pass and compute the rest again.
 
-`recompute` computes what `cait.model.attention.reference` does, and `gelu_linear` what the function of that name in
-`cait.model.residual` does.
+`recompute` gives what `cait.model.attention.reference` gives, `gelu_linear` what that of `cait.model.residual` does.
 
 Shapes: B images, N tokens, h heads, k channels a head; maps are [B·h, N, N].
 """
@@ -87,13 +86,13 @@ class TalkingHeads(torch.autograd.Function):
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
-        return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
+        return d_qkv, *(d.to(parameter.dtype) for d, parameter in zip(gradients, parameters, strict=True)), None
 
 
 def no_autocast(x: Tensor) -> Any:
     """Turn autocast off: its softmax returns float32, which takes twice the memory and is then rounded again."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]:

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from cait.plugins import Run
+from cait.references import is_path
 
 
 def callbacks(run: Run) -> list[Any]:
@@ -26,3 +27,12 @@ def callbacks(run: Run) -> list[Any]:
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run))
     return shown
+
+
+def step_callbacks(module: Any, data: Any) -> list[Any]:
+    """A look at a network that is named as `package.module:factory`."""
+    if not is_path(module.name):
+        return []
+    from cait.extras.screen.advice import Advice
+
+    return [Advice()]

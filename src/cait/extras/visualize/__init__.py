@@ -1,5 +1,7 @@
 """Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
 
+from typing import Any
+
 from cait.plugins import Verb
 
 VERBS = {
@@ -13,3 +15,14 @@ VERBS = {
         "what differs between runs, and their curves: cait compare NAME ... [--output FILE]",
     ),
 }
+GROUPS = {"network": "cait.extras.visualize:AttentionMaps"}
+
+
+class AttentionMaps:
+    """A base of `cait.model.cait.CaiT`."""
+
+    def maps(self, images: Any) -> Any:
+        """The attention maps of images [B, C, S, S]; see `cait.extras.visualize.attention_maps.attention_maps`."""
+        from cait.extras.visualize.attention_maps import attention_maps
+
+        return attention_maps(self, images)

@@ -28,6 +28,7 @@ from cait.data.source import open_source
 from cait.data.table import write_held_out
 from cait.data.transforms import Mixing
 from cait.errors import UserError
+from cait.extras.annotations.folds import GroupFolds
 from cait.extras.annotations.multi_label import MultiLabel, MultiLabelLoss
 from cait.train.losses import LossSettings
 
@@ -363,14 +364,14 @@ def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    "settings", [{"folds": 3, "fold": 1}, {"group_by": r"(\d)\.png", "folds": 4}, {}, {"marks": False}]
+    "settings", [{"folds": 3}, {"group_by": r"(\d\d)\.png", "labels": None, "folds": 4}, {}, {"marks": False}]
 )
 def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(settings: dict, here: Path) -> None:
     """In the same order, with the list of what it held out alone."""
     table = write_table()
     if not settings.pop("marks", True):  # a share of each class validates
         Path(table).write_text("\n".join(line.rpartition(",")[0] for line in Path(table).read_text().splitlines()))
-    first, again = (open_source("data/digits", labels=table, **settings) for _ in range(2))
+    first, again = (open_source("data/digits", **{"labels": table} | settings) for _ in range(2))
     write_held_out(Path("held.csv"), first.val, "data/digits", first.label_names)
     again.choose = None
     again.keep(Path("held.csv"))
@@ -491,3 +492,16 @@ def test_labels_are_mixed_in_timms_shares(mode: str, switch: float) -> None:
     both = rows + F.one_hot((classes + 1) % 4, 4)  # two labels per image: the shares of each add up
     summed = mixing.mix(images.clone(), both, 4, seed=3)[1]
     assert torch.allclose(summed, shares + shares.roll(1, dims=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_folds_of_groups_weighed_at_once_are_scikit_learns(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    groups = draw.integers(0, 12 + 5 * seed, 300)
+    labels = groups % (1 + seed) if seed % 2 else draw.integers(0, 1 + seed, 300)
+    folds, other = (
+        kind(2 + seed % 9, shuffle=True, random_state=0).split(labels, labels, groups)
+        for kind in (GroupFolds, StratifiedGroupKFold)
+    )
+    for (_, rows), (_, expected) in zip(folds, other, strict=True):
+        assert np.array_equal(rows, expected)

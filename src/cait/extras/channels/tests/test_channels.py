@@ -19,6 +19,7 @@ from timm.data import create_transform
 
 import cait
 from cait.cli import main
+from cait.data import datamodule
 from cait.data.dataset import seed_generators
 from cait.data.reading import load_image
 from cait.data.transforms import Preprocessing
@@ -113,10 +114,10 @@ def test_a_reader_of_ones_own_returns_planes_of_the_networks_channels(monkeypatc
         load_image("a", reading=PlanesReading(reader="own:read"))
 
 
-def test_without_the_extra_a_run_of_planes_is_refused() -> None:
+def test_without_the_extra_a_run_of_planes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = cait.ImageNetDataModule(img_size=8)
     data.check_prepares({"preprocessing": {"reader": READER}})
-    data.preprocessing = Preprocessing(img_size=8)
+    monkeypatch.setattr(datamodule, "PREPARATION", Preprocessing)
     with pytest.raises(UserError, match=r"the run reads images by cait.*, which needs an extra that is not here"):
         data.check_prepares({"preprocessing": {"reader": READER}})
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from cait.errors import UserError
-from cait.model.weights import lower_keys
+from cait.extras.networks import lower_keys
 from cait.train.module import CaiTModule
 
 

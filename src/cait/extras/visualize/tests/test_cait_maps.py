@@ -39,6 +39,17 @@ def test_maps_are_timms() -> None:
         assert (found - expected).abs().max() <= 1e-6
 
 
+def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
+    own = package.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
+    maps = own.maps(torch.randn(3, 3, 32, 32))
+    assert [len(kind) for kind in maps] == [2, 2]
+    assert own.training
+    assert not any(part._forward_pre_hooks for part in own.modules())
+    for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
+        assert all(map_.shape == shape for map_ in kind)
+    assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, *(pytest.param(each, marks=needs_ablations) for each in (dict(cls_in_keys=False), dict(class_token_at=1)))],

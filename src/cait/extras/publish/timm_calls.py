@@ -4,7 +4,7 @@ Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,12 +34,6 @@ class TimmCalls:
         """Channels, stride and name of each block of self-attention."""
         sizes = dict(num_chs=self.config.embed_dim, reduction=self.config.patch_size)
         return [{**sizes, "module": f"blocks.{i}"} for i in range(len(self.blocks))]
-
-    def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
-        """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
-        from timm.models.cait import Cait
-
-        return Cait.group_matcher(self, coarse)
 
     def get_classifier(self: Any) -> nn.Module:
         """The layer whose rows are the classes."""
@@ -98,12 +92,13 @@ class TimmCalls:
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         count, side = self.config.num_patches, self.config.img_size // self.config.patch_size
         taken, last = feature_take_indices(len(self.blocks), indices)
-        tokens, found = self.embed(x) + self.pos_embed, list[Tensor]()
+        tokens = self.embed(x) + self.pos_embed
+        maps: list[Tensor] = []
         again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             tokens = checkpoint(block, tokens, use_reentrant=False) if again else block(tokens)
             if i in taken:
-                found.append((self.norm(tokens) if norm else tokens)[:, -count:])
+                maps.append((self.norm(tokens) if norm else tokens)[:, -count:])
         if output_fmt == "NCHW":
-            found = [patches.transpose(1, 2).unflatten(2, (side, side)).contiguous() for patches in found]
-        return found if intermediates_only else (self.forward_class(tokens), found)
+            maps = [patches.transpose(1, 2).unflatten(2, (side, side)).contiguous() for patches in maps]
+        return maps if intermediates_only else (self.forward_class(tokens), maps)

@@ -1,0 +1,57 @@
+"""Lines about a network of one's own, before it trains."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+
+from cait.errors import tell_once, told_as
+from cait.model.network import in_evaluation, input_shape
+
+
+class Advice(Callback):
+    """Try the network twice on the same two images, and tell what `advice` finds."""
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        is_whole = not any(parameter.is_meta for parameter in pl_module.model.parameters())
+        if stage == "fit" and is_whole:
+            for line in advice(pl_module.model, input_shape(pl_module.hparams)):
+                tell_once(f"{pl_module.name} {line}")
+
+
+def advice(network: nn.Module, shape: Sequence[int]) -> Iterator[str]:
+    """What is wrong with a network for images [C, H, W] of `shape`, a line for each."""
+    images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    keep_numbers = torch.random.fork_rng(devices=[])  # a dropout must not change those of the run
+    with told_as(f"the network fails on images of {list(shape)}"), in_evaluation(network), keep_numbers:
+        logits = network(images.clone())
+        with torch.no_grad():  # last, so it keeps nothing that could not be copied
+            again = network(images.clone())
+    if (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
+        yield "ends in a softmax: leave that out, because the loss and every verb take logits"
+    if not torch.allclose(logits, again, equal_nan=True):
+        yield "gives other logits when it sees the same images again, also in evaluation: is a dropout on?"
+    parameters = {id(parameter) for parameter in network.parameters()}
+    others = [leaf for leaf in leaves(logits) if id(leaf) not in parameters]
+    if others:
+        problem = f"weights {[*others[0].shape]} that are not its parameters: they neither train nor are saved"
+        yield f"computes with {problem}; put layers that are in a list into nn.ModuleList"
+
+
+def leaves(result: Tensor) -> list[Tensor]:
+    """The tensors that a gradient of the result reaches."""
+    nodes: list[Any] = [result.grad_fn]
+    seen: set[Any] = {None}
+    tensors: list[Tensor] = []
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            tensors.append(node.variable)
+    return tensors
