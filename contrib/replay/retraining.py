@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
 from cait import disk, plugins
-from cait.cli.lightning import CaiTCLI, _listed
+from cait.cli.lightning import CaiTCLI
+from cait.cli.run_plan import listed
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
@@ -80,15 +81,15 @@ class ReplayCLI(CaiTCLI):
             callbacks.append(KeptPlan(**self.asked.planned))
         if sys.stdout.isatty():
             kwargs["enable_progress_bar"] = True
-        named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
+        named = [each for each in listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
-            kwargs["plugins"] = [*_listed(given.plugins), cluster]
+            kwargs["plugins"] = [*listed(given.plugins), cluster]
         return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
     def _any_trainer(self, kwargs: dict[str, Any]) -> Trainer:
         """A Trainer that need not train: on the CPU if the run's accelerator is missing here."""
-        named = _listed(self.config_init.fit.trainer.callbacks)
+        named = listed(self.config_init.fit.trainer.callbacks)
         kept = [each for each in named if hasattr(each, "get_accumulate_grad_batches")]  # which says what a step is
         try:
             return super(CaiTCLI, self).instantiate_trainer(**kwargs, callbacks=[*kept])

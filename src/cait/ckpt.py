@@ -22,7 +22,14 @@ EMA = "EMA"
 VAL, VAL_EMA = "val", "val_ema"
 """What the metrics of the raw weights, and of their moving average, begin with."""
 Checkpoint = dict[str, Any]
-FIELDS = {"state_dict": dict, "global_step": int, "epoch?": int, "hyper_parameters?": dict, "callbacks?": dict}
+FIELDS = {
+    "state_dict": dict,
+    "global_step": int,
+    "epoch?": int,
+    "position?": [int],
+    "hyper_parameters?": dict,
+    "callbacks?": dict,
+}
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
 """The hyper-parameters that say what the network is."""

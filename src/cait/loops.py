@@ -1,26 +1,24 @@
-"""Lightning's loops: where a run stands in them, and how many steps are left of it.
+"""Where a run stands in Lightning's loops, and how many steps are left of it.
 
-All that is relied on in them beyond Lightning's documented interface is here; tests/run/test_canaries.py tries it.
+docs/resume.md lists what is used of Lightning beyond its documented interface, each with the test that tries it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cait.ckpt import Checkpoint
 
+POSITION = "position"
+"""Key of the position in checkpoints."""
 Counter = dict[str, Any]
 """The state of one of Lightning's counters: "total" and "current", each with "ready", "started" and so on."""
 
 
 class Position(NamedTuple):
-    """A place between two batches of a run.
-
-    Lightning's counters depend on the hook in which they are read, and count an epoch as a whole one if the run stops
-    within it. A position is the same in every hook.
-    """
+    """A place between two batches of a run, the same in whatever hook it is asked for."""
 
     epoch: int
     """Whole epochs done."""
@@ -30,46 +28,76 @@ class Position(NamedTuple):
     """Optimizer steps done."""
 
     @classmethod
-    def of(cls, trainer: Any) -> Position:
+    def now(cls, trainer: Any) -> Position:
         """Where a Trainer stands."""
-        epochs, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
-        return cls._counted(epochs.state_dict(), batches.state_dict(), trainer.global_step)
+        loop = trainer.fit_loop
+        epochs, batches = loop.epoch_progress.state_dict(), loop.epoch_loop.batch_progress.state_dict()
+        return _counted(epochs, batches, trainer.global_step)
 
     @classmethod
     def saved(cls, checkpoint: Checkpoint) -> Position:
         """Where the run of a checkpoint stood."""
-        loops, step = checkpoint["loops"]["fit_loop"], int(checkpoint["global_step"])
-        return cls._counted(loops["epoch_progress"], loops["epoch_loop.batch_progress"], step)
+        if POSITION in checkpoint:
+            return cls(*checkpoint[POSITION])
+        counters = checkpoint["loops"]["fit_loop"]  # version 0.1.0 saved Lightning's counters alone
+        epochs, batches = counters["epoch_progress"], counters["epoch_loop.batch_progress"]
+        return _counted(epochs, batches, int(checkpoint["global_step"]))
 
-    @classmethod
-    def _counted(cls, epochs: Counter, batches: Counter, step: int) -> Position:
-        begun, done = epochs["current"]["started"], batches["current"]["processed"]
-        return cls(begun, 0, step) if batches["is_last_batch"] else cls(max(0, begun - 1), done, step)
+
+def _counted(epochs: Counter, batches: Counter, step: int) -> Position:
+    """The position by Lightning's counters. An epoch that has begun is counted as started until it is over."""
+    started, current = epochs["current"]["started"], batches["current"]
+    is_over = batches["is_last_batch"] and current["ready"] == current["processed"]
+    if is_over:
+        return Position(started, 0, step)
+    return Position(max(0, started - 1), current["processed"], step)
+
+
+def loops_state(at: Position, batches: int) -> dict[str, Any]:
+    """The state of Lightning's fit loop from which it goes on at a position.
+
+    Amid an epoch it is as Lightning has it in `on_train_batch_end`: the last batch is processed, but not completed, and
+    its step is not logged. A validation that was due after it counts as done.
+
+    Args:
+        batches: those done in all epochs.
+    """
+    pending = 1 if at.batch else 0
+    begun = at.epoch + pending
+    epochs = {"ready": begun, "started": begun, "processed": at.epoch, "completed": at.epoch}
+    return {
+        "epoch_progress": {"total": epochs, "current": epochs},
+        "epoch_loop.batch_progress": {
+            "total": _processed(batches, pending),
+            "current": _processed(at.batch, pending),
+            "is_last_batch": at.batch == 0 and at.epoch > 0,
+        },
+        "epoch_loop.state_dict": {"_batches_that_stepped": at.step - pending},
+    }
+
+
+def _processed(count: int, pending: int) -> dict[str, int]:
+    return {"ready": count, "started": count, "processed": count, "completed": count - pending}
 
 
 def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1) -> None:
-    """Change the counters of a checkpoint, so that a Trainer goes on with the batch that comes next.
+    """Change a checkpoint, so that a Trainer goes on with the batch that comes next.
 
     After a stop within an accumulation the run goes on from its last whole step. If batches, over all processes, had
     other numbers of images, it goes on at the image that it had reached, or before it, where a step begins.
     """
     if "loops" not in checkpoint:
         return
-    epoch, batch, step = Position.saved(checkpoint)
-    loops = checkpoint["loops"]["fit_loop"]
-    batches = loops["epoch_loop.batch_progress"]
-    done, total = (count * images_before // images_now for count in (batch, batches["total"]["ready"]))
-    repeated = done % accumulated(trainer, epoch)
-    if done >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
-        epoch, done, repeated = epoch + 1, 0, 0
-    done, amid = done - repeated, done > repeated
-    for counts in (loops["epoch_progress"]["total"], loops["epoch_progress"]["current"]):
-        counts |= dict.fromkeys(("ready", "started"), epoch + amid) | dict.fromkeys(("processed", "completed"), epoch)
-    # As in `on_train_batch_end`: the batch is processed. If a validation was due after it, that is done too.
-    for counts, count in ((batches["total"], total - repeated), (batches["current"], done)):
-        counts |= dict.fromkeys(("ready", "started", "processed"), count) | {"completed": count - amid}
-    batches["is_last_batch"] = not amid
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - amid
+    counters, at = checkpoint["loops"]["fit_loop"], Position.saved(checkpoint)
+    batch = at.batch * images_before // images_now
+    batches = counters["epoch_loop.batch_progress"]["total"]["processed"] * images_before // images_now
+    if batch >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
+        at = Position(at.epoch + 1, 0, at.step)
+    else:
+        repeated = batch % accumulated(trainer, at.epoch)
+        at = Position(at.epoch, batch - repeated, at.step)
+        batches -= repeated
+    counters |= loops_state(at, batches)
 
 
 def next_batch(trainer: Any) -> int:
@@ -77,64 +105,17 @@ def next_batch(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
-def logged_step(trainer: Any) -> int:
-    """Which step of the run is under way, counted from 1, as Lightning counts for its loggers."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped + 1
-
-
-def validates_next(trainer: Any) -> bool:
-    """In `on_train_batch_end`: whether a validation follows."""
-    return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
-
-
-def accumulates(trainer: Any) -> bool:
-    """After a batch: whether its gradients wait for those of the next."""
-    return trainer.fit_loop._should_accumulate()
-
-
 def ask_nobody_about_signals(trainer: Any) -> None:
     """Keep Lightning from asking all processes before every batch whether to stop: each would wait for its device."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def end_steps_once(trainer: Any) -> None:
-    """Have `end_step` and `end_epoch` do what Lightning does only after the hooks that save; Lightning then skips it.
-
-    There it logs a step's metrics, and steps a schedule that follows a metric. A kill in between would lose both,
-    because the checkpoint says that the step is done.
-    """
-    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
-    connector.update_train_step_metrics = _once_a_batch(loop, connector.update_train_step_metrics)
-    loop.update_lr_schedulers = _once_a_batch(loop, loop.update_lr_schedulers)
-
-
-def end_step(trainer: Any) -> None:
-    trainer._logger_connector.update_train_step_metrics()
-    trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-
-
-def end_epoch(trainer: Any) -> None:
-    trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-
-
-def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:
-    """The function, which does nothing if it is called again with the same arguments after the same batch."""
-    done: dict[Any, int] = {}
-
-    def once(*arguments: Any, **named: Any) -> None:
-        call, batch = (arguments, *named.items()), loop.batch_progress.total.ready
-        if done.get(call) != batch:
-            done[call] = batch
-            function(*arguments, **named)
-
-    return once
-
-
 def begin(trainer: Any) -> None:
     """In `on_train_start`: what Lightning does not restore."""
-    position = Position.of(trainer)
+    position = Position.now(trainer)
+    trainer.fit_loop._restarting = False  # else a schedule that follows a metric would leave out the end of this epoch
     if position.batch == 0:
-        # With `max_steps` Lightning would take the first batch of the new epoch for a validated one.
+        # With `max_steps` Lightning would go on with the validation, and count a step for the loggers after it.
         trainer.fit_loop.epoch_loop.restarting = False
     trainer.accumulate_grad_batches = accumulated(trainer, position.epoch)
 
@@ -176,16 +157,21 @@ def steps_until(trainer: Any, epochs: float) -> float:
 
     Epochs that are done count as they were, the others as the Trainer's settings make them.
     """
-    position = Position.of(trainer)
+    position = Position.now(trainer)
     if epochs <= position.epoch:
         return position.step
-    if math.isinf(batches := batches_an_epoch(trainer)):
+    batches = batches_an_epoch(trainer)
+    if math.isinf(batches):
         return math.inf
-    each = {first: math.ceil(batches / count) for first, count in accumulation(trainer).items()}
-    of_this = each[max(first for first in each if first <= position.epoch)]
-    steps: float = position.step - min(of_this, math.ceil(position.batch / accumulated(trainer, position.epoch)))
-    for (first, count), end in zip(each.items(), [*each, math.inf][1:], strict=True):
-        steps += count * max(0, min(epochs, end) - max(first, position.epoch))
+
+    def steps_of(epoch: int, batches: float) -> int:
+        return math.ceil(batches / accumulated(trainer, epoch))
+
+    begun = steps_of(position.epoch, min(batches, position.batch))
+    steps: float = position.step - begun  # at the start of this epoch
+    for first, end in pairwise([*accumulation(trainer), math.inf]):
+        count = min(epochs, end) - max(first, position.epoch)
+        steps += max(0, count) * steps_of(int(first), batches)
     return max(steps, position.step)
 
 

@@ -107,6 +107,8 @@ class Run:
     """What `cait` was started with, a `cait.run.program.Program`."""
     typed: set[str]
     """The names of the settings that the command line itself gives, as "model.lr"."""
+    start: str = ""
+    """The checkpoint that it begins from, and its step, as "last.ckpt at step 40"; empty without one."""
 
 
 @functools.cache

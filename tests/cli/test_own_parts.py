@@ -19,7 +19,7 @@ from modules import module, trainer
 
 from cait import ckpt
 from cait.cli import command, main
-from cait.cli.lightning import SyncBatchNorms
+from cait.cli.run_plan import SyncBatchNorms
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards import refusals

@@ -51,7 +51,7 @@ def test_stochastic_depth_of_the_page_is_that_of_the_source(page: dict[str, Any]
 def test_distillation_of_the_page_is_that_of_the_source(page: dict[str, Any]) -> None:
     logits, teacher, labels = torch.randn(8, 5), torch.randn(8, 5), torch.randint(5, (8,))
     settings = DistillationSettings(distillation="hard")
-    expected = settings.loss(torch.nn.functional.cross_entropy(logits, labels), logits, teacher)
+    expected = settings.distilled_loss(torch.nn.functional.cross_entropy(logits, labels), logits, teacher)
     torch.testing.assert_close(page["hard_distillation"](logits, labels, teacher), expected)
 
 

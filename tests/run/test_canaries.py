@@ -112,22 +112,17 @@ def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(t
     assert fit.val_check_batch == 3
 
 
-def test_the_loops_say_what_follows_a_batch() -> None:
-    """A validation, or the next batch of an accumulation; and the step that is logged."""
-    seen: list[tuple[bool, bool, int, int]] = []
-    validations: list[int] = []
+def test_the_loops_say_which_batch_and_which_step_is_under_way() -> None:
+    """The loader's batch, and the step as Lightning counts it for its loggers."""
+    seen: list[tuple[int, int, int]] = []
     watch = LambdaCallback(
-        on_train_batch_end=lambda fit, *_: seen.append(
-            (loops.validates_next(fit), loops.accumulates(fit), loops.logged_step(fit), loops.next_batch(fit))
+        on_train_batch_start=lambda fit, *_: seen.append(
+            (loops.next_batch(fit), fit.global_step, fit.fit_loop.epoch_loop._batches_that_stepped)
         ),
-        on_validation_start=lambda *_: validations.append(len(seen)),
     )
     common: dict = dict(val_check_interval=3, accumulate_grad_batches=2, num_sanity_val_steps=0, callbacks=[watch])
     trainer(max_epochs=1, **common).fit(module(), loader(), loader(4))
-    assert [place + 1 for place, (validates, *_) in enumerate(seen) if validates] == validations == [3, 6]
-    assert [waits for _, waits, _, _ in seen] == [True, False] * 3
-    assert [step for *_, step, _ in seen] == [1, 1, 2, 2, 3, 3]
-    assert [batch for *_, batch in seen] == [1, 2, 3, 4, 5, 6]
+    assert seen == [(1, 0, 0), (2, 0, 0), (3, 1, 1), (4, 1, 1), (5, 2, 2), (6, 2, 2)]
 
 
 def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
@@ -136,10 +131,8 @@ def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
     """Else Lightning would kill the first process, which may not have ended yet."""
 
     def status() -> int:
-        last = LastCheckpoint(tmp_path)
-        last._stop = signal.SIGTERM
         with pytest.raises(SystemExit) as ended:
-            last._leave(trainer(strategy="ddp", devices=2))
+            LastCheckpoint(tmp_path)._leave(trainer(strategy="ddp", devices=2), signal.SIGTERM)
         return ended.value.code
 
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a Trainer sets it by the variables
@@ -165,8 +158,7 @@ def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Pa
     last = LastCheckpoint(tmp_path, every_n_steps=100)
     during: list[object] = []
     watch = LambdaCallback(on_train_batch_start=lambda *_: during.extend(map(signal.getsignal, kinds)))
-    common: dict = dict(enable_checkpointing=True, plugins=[DurableCheckpointIO()])
-    trainer(max_epochs=1, callbacks=[last, watch], **common).fit(module(), loader(4))
+    trainer(max_epochs=1, callbacks=[last, watch], plugins=[DurableCheckpointIO()]).fit(module(), loader(4))
     assert during == [last.signals._note] * 3
     assert [signal.getsignal(kind) for kind in kinds] == before
 

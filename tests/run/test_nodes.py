@@ -1,83 +1,32 @@
 """Several processes and several nodes: how they start, agree, stop, and start again."""
 
 import os
-import re
-import shutil
 import signal
-import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import three
 import torch
-import torch.distributed as dist
-from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, link_digits, script, start
+from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, script, start
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
 from same import same
+from together import cluster, together
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
 from cait.run import program
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.run.program import Processes
-
-
-def cluster(rank: int) -> Any:
-    """A launcher of three processes, as far as they ask it."""
-    return SimpleNamespace(global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0)
-
-
-def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each of three processes gets by `main`, a UserError's text among it; threads stand for them."""
-    store, found = dist.HashStore(), [None] * 3
-
-    def process(rank: int) -> None:
-        processes = Processes()
-        processes._store = store
-        monkeypatch.setattr(processes, "cluster", lambda: cluster(rank))
-        try:
-            found[rank] = main(processes, rank)
-        except UserError as error:
-            found[rank] = str(error)
-
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=LIMIT)
-    return found
-
-
-HOST = socket.gethostname()
-SAME = "all processes of a run need the same data, code and settings"
-ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
-LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt: {SAME}"
-
-
-def failing() -> None:
-    raise UserError("no image")
 
 
 @pytest.mark.parametrize(
     ("main", "expected"),
     [
         (lambda processes, rank: processes.agree(str(rank)), [["0", "1", "2"]] * 3),
-        (lambda processes, rank: processes.of_first(lambda: f"of {rank}"), ["of 0"] * 3),
-        (lambda processes, rank: processes.of_machine("here", lambda: rank), [0] * 3),
-        (lambda processes, rank: processes.of_machine("apart"[rank > 0 :], lambda: {rank}), [{0}, {1}, {1}]),
-        (lambda processes, rank: processes.of_machine("here", failing), ["no image"] * 3),
-        (lambda processes, rank: processes.of_machine(str(rank), failing if rank == 2 else str), ["no image"] * 3),
-        (lambda processes, rank: processes.compare({"--model.lr": "0.1"}), [None] * 3),
-        (lambda processes, rank: processes.compare({"--model.lr": "0.1" if rank else "0.2"}), [ODD] * 3),
-        (lambda processes, rank: processes.compare({} if rank == 1 else {"checkpoint": "last.ckpt"}), [LACKS] * 3),
+        (lambda processes, rank: processes.from_first(lambda: f"of {rank}"), ["of 0"] * 3),
     ],
 )
 def test_processes_agree_before_they_train(main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +51,7 @@ def test_saving_by_the_clock(minutes: float | None, saves: int, tmp_path: Path) 
             super().save_checkpoint(checkpoint, *args, **kwargs)
 
     last = LastCheckpoint(tmp_path, every_n_minutes=minutes)
-    trainer(max_epochs=1, callbacks=[last], plugins=[Counting()], enable_checkpointing=True).fit(module(), loader())
+    trainer(max_epochs=1, callbacks=[last], plugins=[Counting()]).fit(module(), loader())
     assert len(steps) == saves  # 6 steps; the last ends the epoch
     assert steps[-1] == 6
 
@@ -191,65 +140,6 @@ def test_two_tasks_that_srun_started_in_a_shell_of_salloc(cait: Cait, tmp_path: 
     assert [job.returncode for job in tasks] == [138, 138], outputs
     assert "cait resume cut" in outputs[0]
     assert checkpoint(tmp_path / "logs/cut")["global_step"] >= 3
-
-
-@pytest.mark.slow
-def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path: Path, digits_root: Path) -> None:
-    for rank in range(2):  # each works in a folder of its own, as on a node with a disk of its own
-        (tmp_path / f"node{rank}").mkdir()
-        link_digits(tmp_path / f"node{rank}", digits_root)
-    (tmp_path / "apart.sh").write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
-    command = (*torchrun("--standalone", "--no_python"), "bash", str(tmp_path / "apart.sh"))
-    (tmp_path / "node0/logs").mkdir()
-    (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
-    (data := tmp_path / "node1/data/digits").unlink()
-    shutil.copytree(digits_root, data)
-    next((data / "train/3").iterdir()).unlink()
-    says = rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"
-    assert re.search(says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command)))
-    assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
-
-
-def error_of(job: subprocess.Popen[str]) -> str:
-    """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
-    output = job.communicate(timeout=LIMIT)[0]
-    lines = [line.removeprefix("cait: error: ") for line in output.splitlines() if line.startswith("cait: error:")]
-    assert lines, output
-    assert job.returncode != 0
-    assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
-    assert all(line.endswith(min(lines, key=len)) for line in lines), lines
-    return max(lines, key=len)
-
-
-WATCHED = """
-import os, sys, threading
-from lightning.pytorch import Callback
-
-class Nothing(Callback):
-    pass
-
-def look(event, arguments):
-    in_thread = threading.current_thread() is not threading.main_thread()
-    if event == "os.scandir" and in_thread and str(arguments[0]).endswith("digits/train/3"):
-        open(f"listed by {os.environ.get('RANK')}", "a").close()
-
-sys.addaudithook(look)
-"""
-"""Notes which process lists the images of a class, in a thread; Python reads it before there is a source of images."""
-
-
-@pytest.mark.slow
-def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait: Cait, tmp_path: Path) -> None:
-    (tmp_path / "watched.py").write_text(WATCHED)
-    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one", "--trainer.callbacks+=watched.Nothing"]
-    done = cait("fit", *recipe, command=torchrun("--standalone"))
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.glob("listed by *")} == {"listed by 0"}
-    assert done.stdout.count("epoch 1/1") == 1
-    assert "64 = 2 processes × 32 images" in done.stdout
-    resumed = cait("resume", "one", "--trainer.max_epochs=2")  # without torchrun: Lightning starts both
-    assert resumed.returncode == 0, resumed.stderr
-    assert checkpoint(tmp_path / "logs/one")["global_step"] == 44
 
 
 @pytest.mark.slow

@@ -13,7 +13,13 @@ import pytest
 import torch
 from harness import slow
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelCheckpoint,
+    Timer,
+)
 from modules import FIELDS, trainer
 from same import same
 
@@ -87,11 +93,11 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         net = kind(schedule=schedule, warmup_epochs=0.25, **network)
         limits: dict = dict(limit_train_batches=BATCHES, limit_val_batches=1)
         early = [settings.pop("early")("val/loss", patience=1, min_delta=99.0)] if "early" in settings else []
-        own = [StepSeed(0), EMA(0.9), LastCheckpoint(folder, settings.pop("every_n_steps", None))]
+        early += settings.pop("callbacks", [])
+        last = LastCheckpoint(folder, settings.pop("every_n_steps", None))
         fitting = trainer(
-            callbacks=[*([stop] if stop else []), *early, *own],
+            callbacks=[last, *([stop] if stop else []), *early, StepSeed(0), EMA(0.9)],
             plugins=[DurableCheckpointIO()],
-            enable_checkpointing=True,
             **limits | settings,
         )
         fitting.fit(net, datamodule=ImageNetDataModule(**data), ckpt_path=start)
@@ -168,6 +174,22 @@ def test_what_goes_by_epochs_and_validations_goes_on(
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
+def test_a_run_that_max_steps_will_end_goes_on_between_epochs(fit: Callable, whole: Callable) -> None:
+    limits: dict = dict(max_steps=12, schedule="constant")
+    stopped = fit(stop_at("on_train_epoch_end", 1), **limits)
+    assert Position.saved(stopped) == (1, 0, BATCHES)
+    assert_equal(fit(folder=stopped["folder"], **limits), whole(**limits))
+
+
+def test_accumulation_that_changes_by_epoch_goes_on_amid_one(fit: Callable) -> None:
+    def by_epoch() -> list[Callback]:
+        return [GradientAccumulationScheduler({0: 1, 1: 2})]
+
+    stopped = fit(stop_at("on_train_batch_end", BATCHES + 4), callbacks=by_epoch())
+    assert Position.saved(stopped) == (1, 4, BATCHES + 2)
+    assert_equal(fit(folder=stopped["folder"], callbacks=by_epoch()), fit(callbacks=by_epoch()))
+
+
 def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(fit: Callable) -> None:
     def patient(metric: str, **settings: Any) -> EarlyStopping:
         return EarlyStopping(metric, **settings | dict(patience=9))
@@ -200,7 +222,7 @@ def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whol
     """Lightning's own ModelCheckpoint saves amid an accumulation and after a validation too."""
     common: dict = dict(accumulate_grad_batches=3, val_check_interval=4)
     every = dict(every_n_train_steps=2) if save == "on_train_batch_end" else dict(every_n_epochs=1)
-    fit(ModelCheckpoint(tmp_path, "{epoch}-{step}", save_top_k=-1, **every), **common)
+    fit(ModelCheckpoint(tmp_path, "{epoch}-{step}", save_top_k=-1, **every), enable_checkpointing=True, **common)
     end = whole(**common)["global_step"]
     files = [file for file in tmp_path.iterdir() if f"step={end}" not in file.name]
     assert len(files) >= 2
@@ -237,9 +259,18 @@ def test_a_save_is_made_once_after_a_step_and_its_validation(
 ) -> None:
     saved: list[Position] = []
     save = LastCheckpoint.save
-    monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.of(of[1])) or save(*of))
+    monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.now(of[1])) or save(*of))
     fit(every_n_steps=2, max_epochs=1, **settings)
     assert [position.batch for position in saved] == batches
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    for start, stays in ((tmp_path / "other.ckpt", True), (None, True), (previous, False)):
+        last.write_bytes(b"torn")
+        torch.save({"global_step": 1}, previous)
+        LastCheckpoint(tmp_path)._remove_damaged(start)
+        assert last.exists() is stays
 
 
 def test_processes_agree_after_fewer_steps_if_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -23,11 +22,9 @@ from same import same
 from torch.utils._pytree import tree_leaves
 
 from cait import ckpt
-from cait.cores import discard
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.checkpoints import DurableCheckpointIO, newest_whole
-from cait.run.signals import output_may_go
 
 
 @pytest.fixture(scope="module")
@@ -144,26 +141,6 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, small_disk: Path, w
     resumed = cait("resume", "full")
     assert resumed.returncode == 0, resumed.stderr
     assert_same(run, wholes(1))
-
-
-def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        for handler in (lambda number, _: heard.append(number), signal.SIG_IGN, signal.SIG_DFL):
-            signal.signal(signal.SIGHUP, handler)
-            reader, writer = os.pipe()
-            os.close(reader)
-            dies = pytest.raises(BrokenPipeError) if handler == signal.SIG_DFL else contextlib.nullcontext()
-            with open(writer, "w") as stream, monkeypatch.context() as patch:
-                patch.setattr(sys, "stdout", stream)
-                with dies, output_may_go():
-                    print("lost", flush=True)
-                    print("lost too", flush=True)
-                discard(stream)
-        assert heard == [signal.SIGHUP]
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow

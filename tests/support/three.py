@@ -62,9 +62,8 @@ def train(folder: Path, digits: str, steps: int, settings: tuple[dict[str, Any],
         max_steps=steps,
         limit_train_batches=12,
         limit_val_batches=1,
-        callbacks=[StepSeed(0), EMA(0.9), LastCheckpoint(folder)],
+        callbacks=[LastCheckpoint(folder), StepSeed(0), EMA(0.9)],
         plugins=[DurableCheckpointIO()],
-        enable_checkpointing=True,
         **of_trainer,
     )
     torch.manual_seed(0)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from harness import slow
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import loader, module, trainer
 
-from cait.loops import Position, continue_run, total_steps
+from cait.loops import Position, total_steps
 
 PEAK, LOW, WARMUP_LR, WARMUP = 1e-2, 1e-4, 1e-6, 3
 
@@ -23,7 +23,7 @@ class Rates(Callback):
         self.stop, self.rates, self.planned = stop, [], 0
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        self.planned, self.start = total_steps(trainer), Position.of(trainer)
+        self.planned, self.start = total_steps(trainer), Position.now(trainer)
 
     def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -34,9 +34,7 @@ class Rates(Callback):
 
 def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
     rates, others = Rates(stop), settings.pop("callbacks", [])
-    # It sets the counters as `LastCheckpoint` does.
-    continued = LambdaCallback(on_load_checkpoint=lambda fit, net, checkpoint: continue_run(checkpoint, fit))
-    fit = trainer(callbacks=[rates, *others, continued], **dict(max_epochs=4) | settings)
+    fit = trainer(callbacks=[rates, *others], **dict(max_epochs=4) | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
     fit.fit(net, loader(4 * batches), ckpt_path=path if start else None)
     fit.save_checkpoint(path)

@@ -54,9 +54,8 @@ def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | N
         strategy=FullyShardedStrategy() if strategy == "fsdp2" else strategy,
         devices=2,
         use_distributed_sampler=False,
-        enable_checkpointing=True,
         plugins=[DurableCheckpointIO()],
-        callbacks=[StepSeed(0), EMA(0.9), NonFiniteGuard(Path(name), 5), losses, LastCheckpoint(Path(name))],
+        callbacks=[LastCheckpoint(Path(name)), StepSeed(0), EMA(0.9), NonFiniteGuard(Path(name), 5), losses],
         **({"gradient_clip_val": 0.5} | trainers),
     )
     fitted.fit(net, loader(), ckpt_path=start)

@@ -78,8 +78,9 @@ def _line_of(words: list[str], program: Program) -> tuple[Line, Path | None]:
         return line, None
     folder, words = split_run("eval", words)
     line = Line("eval", words, trust.settings)
+    scoring = _settings_to_score(folder)  # first: a run without a checkpoint has nothing to score
     config = rundir.config(folder)
-    line.layers[:0] = [(config, trust.settings(config)), (None, _settings_to_score(folder))]
+    line.layers[:0] = [(config, trust.settings(config)), (None, scoring)]
     return line, folder
 
 
@@ -186,7 +187,7 @@ class Scoring:
         source, data, model = self.data.source, self.config.data, self.config.model
         if not isinstance(source, FolderSource) or data.get("val_list") is not None:
             return
-        folder = self.folder or rundir.of_checkpoint(self.config.ckpt_path or model.weights or "")
+        folder = self.folder or rundir.find_run(self.config.ckpt_path or model.weights or "")
         if folder is None:
             if model.pretrained and self.config.ckpt_path is None:
                 source.validate_on(None)

@@ -16,17 +16,20 @@ usage: cait resume RUN [options of fit]
 Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name in logs/ or
 the path of a folder. What you give now wins over the run's own settings.
 
+  --print_plan     print what the run would be, and write nothing
   --trust-config   run the code that a run of somebody else names, or one whose config.yaml you
                    have changed. Read that code first: it may do anything."""
+PRINT_PLAN = {"--print_plan", "--print-plan"}
 
 
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may add settings, such as the row of a table."""
     if HELP & {argument.split("=")[0] for argument in arguments}:
         arguments = ["--help"]
-    line = Line("fit", arguments)
+    words, prints_plan = split_plan(arguments)
+    line = Line("fit", words)
     line.extend(program)
-    train(line, program)
+    train(line, program, prints_plan)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -35,20 +38,27 @@ def resume(arguments: list[str], program: Program) -> None:
         return
     from cait.guards import trust
 
-    trusted, given = split_trust(arguments)
-    folder, given = split_run("resume", given)
+    words, prints_plan = split_plan(arguments)
+    trusted, words = split_trust(words)
+    folder, words = split_run("resume", words)
     with trust.only_own(trusted):
-        line = continued(folder, given, program)
-    train(line, program)
+        line = continued(folder, words, program)
+    train(line, program, prints_plan)
 
 
-def train(line: Line, program: Program) -> None:
-    """Train, and then the run that a callback asks for in its place."""
+def split_plan(arguments: list[str]) -> tuple[list[str], bool]:
+    """(the arguments without --print_plan, whether it is among them)"""
+    words = [argument for argument in arguments if argument not in PRINT_PLAN]
+    return words, len(words) < len(arguments)
+
+
+def train(line: Line, program: Program, prints_plan: bool = False) -> None:
+    """Train, and then the run that a callback asks for in its place. With --print_plan only print what it would be."""
     from cait.cli.lightning import CaiTCLI
 
     while True:
         try:
-            CaiTCLI(line, program)
+            CaiTCLI(line, program, prints_plan)
             return
         except NextRun as other:
             folder, is_new, layers = other.folder, other.is_new, other.layers  # not what holds the network of before
@@ -57,16 +67,17 @@ def train(line: Line, program: Program) -> None:
 
 
 def continued(folder: Path, words: list[str], program: Program) -> Line:
+    """The command line that goes on with the run in `folder`."""
     from cait.guards import trust
 
     config = rundir.config(folder)
-    read = partial(trust.settings, of_first=program.processes.of_first)
+    read = partial(trust.settings, of_first=program.processes.from_first)
     line = Line("fit", words, read)
-    line.layers[:0] = [(config, read(config)), (None, _place(folder, line.typed, program))]
+    line.layers[:0] = [(config, read(config)), (None, _continuing(folder, line.typed, program))]
     return line
 
 
-def _place(folder: Path, typed: set[str], program: Program) -> Settings:
+def _continuing(folder: Path, typed: set[str], program: Program) -> Settings:
     """The settings that continue a run where it lies: it may have been moved or renamed."""
     from cait.guards.configurations import check_run_name
 
@@ -74,17 +85,21 @@ def _place(folder: Path, typed: set[str], program: Program) -> Settings:
         check_run_name(folder.name)
     except UserError as error:
         raise UserError(f"rename the folder {folder}: {error}") from error
-    place: Settings = {"trainer": {"default_root_dir": str(folder.parent)}, "run_name": folder.name}
+    settings: Settings = {"trainer": {"default_root_dir": str(folder.parent)}, "run_name": folder.name}
     if "best_metric" in typed:  # the run's own best_mode was for another
-        place["best_mode"] = None
+        settings["best_mode"] = None
     if "ckpt_path" not in typed:
-        from cait.run.checkpoints import newest_whole
-
-        # One process reads the checksums; it alone decides.
-        last = program.processes.of_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
+        last = _last_checkpoint(folder, program)
         if last:
-            place["ckpt_path"] = last
+            settings["ckpt_path"] = last
             sys.argv += ["--ckpt_path", last]  # the processes that Lightning starts continue from the same one
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
-    return place
+    return settings
+
+
+def _last_checkpoint(folder: Path, program: Program) -> str:
+    """The file to continue from; empty without one. One process reads the checksums; it alone decides."""
+    from cait.run.checkpoints import newest_whole
+
+    return program.processes.from_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))

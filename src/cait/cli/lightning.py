@@ -1,102 +1,41 @@
-"""LightningCLI with what a run has: its folder, its loggers, checkpoints and screen."""
+"""LightningCLI with what a run has: its folder, its lock, its plan."""
 
 import contextlib
-import hashlib
-import logging
 import os
 import re
 import sys
 import threading
-import warnings
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 from jsonargparse import ArgumentError, set_parsing_settings
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
-from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
+from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from torch import nn
 
-import cait
-from cait import ckpt, disk, plugins, signature
+from cait import ckpt, plugins
+from cait.cli import noise
 from cait.cli.options import Line, settings_of
+from cait.cli.run_plan import RunPlan, SyncBatchNorms, listed, plan_run, resolve_config
 from cait.data.datamodule import DataSettings, ImageNetDataModule
-from cait.data.folder import list_once
-from cait.errors import UserError, error_line, printable
+from cait.errors import UserError, error_line
 from cait.guards import configurations, refusals
-from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock
 from cait.loops import accumulated
 from cait.run import rundir
-from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
-from cait.run.loggers import run_loggers
+from cait.run.checkpoints import LastCheckpoint, newest_whole
 from cait.run.program import Program
-from cait.run.signals import output_may_go
 from cait.settings import Settings, check, flatten, nested
 from cait.train.callbacks import EMA, StepSeed
-from cait.train.metrics import known_mode, metric_of_best
 from cait.train.module import CaiTModule, ModuleSettings
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
-# Lightning says these at every start or resume. The user cannot change what they report, or has asked for it.
-NOISE = (
-    "💡 Tip",
-    "GPU available: False",
-    "TPU available: False",
-    "Seed set to",
-    "Loading `train_dataloader`",
-    "Trainer already configured with model summary",
-    "`Trainer.fit` stopped: `max_",  # the summary says it
-)
-WARNINGS = (
-    "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
-    "You're resuming from a checkpoint that ended before the epoch ended",  # the loader starts where it stopped
-    r".*LeafSpec.* is deprecated",
-    r".*does not have many workers",
-    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronized them
-    r"Checkpoint directory .* exists and is not empty",
-    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
-    r".*number of training batches .* is smaller than the logging interval",
-)
 SUBCOMMANDS = {"fit": "fit", "eval": "validate"}
 """The verbs of LightningCLI that do the work of ours."""
-OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
-"""How settings end that may differ from machine to machine of a run."""
-
-
-class SaveConfig(Callback):
-    """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone."""
-
-    def __init__(self, parser: LightningArgumentParser, config: Any) -> None:
-        self.text = parser.dump(config, skip_none=False)
-        if found := re.search(".*Unable to serialize instance.*", self.text):  # a resumed run could not read it back
-            raise UserError(f"config.yaml cannot hold {found[0].strip()}: take text or a number instead")
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path is None:  # a kill may come before the first step, while the head is solved
-            self.on_train_start(trainer, pl_module)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            with disk.atomic_write(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
-                beside.write_text(signature.signed(self.text))
-
-
-class SyncBatchNorms(TorchSyncBatchNorm):
-    """Share the statistics of BatchNorm, also in timm's networks: in theirs Lightning's would drop the activations."""
-
-    def apply(self, model: nn.Module) -> nn.Module:
-        from timm.layers import convert_sync_batchnorm
-
-        return convert_sync_batchnorm(model)
-
-    def revert(self, model: nn.Module) -> nn.Module:
-        return model  # in evaluation it computes as before
 
 
 class CaiTCLI(LightningCLI):
@@ -111,13 +50,14 @@ class CaiTCLI(LightningCLI):
     """Whether the checkpoint stands for its moving average."""
 
     @refusals.in_one_line()
-    def __init__(self, line: Line, program: Program) -> None:
+    def __init__(self, line: Line, program: Program, prints_plan: bool = False) -> None:
         self.line, self.program, self.processes = line, program, program.processes
-        _hide_noise()
+        self.prints_plan = prints_plan
+        noise.hide()
         threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        usage = f"cait {line.verb} [--NAME VALUE ...]"
+        options = "[--print_plan] [--NAME VALUE ...]" if line.verb == "fit" else "[--NAME VALUE ...]"
         try:
             super().__init__(
                 program.module or CaiTModule,
@@ -127,7 +67,7 @@ class CaiTCLI(LightningCLI):
                 trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                parser_kwargs=strict | {SUBCOMMANDS[line.verb]: strict | {"usage": usage}},
+                parser_kwargs=strict | {SUBCOMMANDS[line.verb]: strict | {"usage": f"cait {line.verb} {options}"}},
             )
         except BaseException as error:
             if self.lock:
@@ -238,60 +178,60 @@ class CaiTCLI(LightningCLI):
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
         restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
-        if any(map(int, restarts)) and not config.trainer.fast_dev_run:
-            folder = self._name_run() / rundir.CHECKPOINTS
-            if config.ckpt_path is None or not _is_in(folder, config.ckpt_path):
-                config.ckpt_path = self.processes.of_first(lambda: str(newest_whole(folder) or "")) or config.ckpt_path
+        if config.trainer.fast_dev_run or not any(int(count) for count in restarts):
+            return
+        folder = self._run_folder() / rundir.CHECKPOINTS
+        if config.ckpt_path is None or not _is_in(folder, config.ckpt_path):
+            last = self.processes.from_first(lambda: str(newest_whole(folder) or ""))
+            config.ckpt_path = last or config.ckpt_path
 
-    def _name_run(self) -> Path:
-        """The run's folder. It is made now if the run has no name."""
+    def _run_folder(self) -> Path:
+        """The run's folder. If the run has no name, the folder is made now, or only named for --print_plan."""
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
+        if config.trainer.fast_dev_run:  # it writes nothing
+            return root
         launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1  # by torchrun or Lightning, or by SLURM
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = configurations.recipe(self.line.layers) or self.program.default_name or config.model.name
-            base = re.sub(r"[^\w.=+-]+", "-", base).strip("-.=+") or "run"
-            # Processes that were launched separately cannot agree on a number.
-            name = base if launched else rundir.new_folder(root, base).name
+            recipe = configurations.recipe(self.line.layers) or self.program.default_name or config.model.name
+            name = re.sub(r"[^\w.=+-]+", "-", recipe).strip("-.=+") or "run"
+            if not launched:  # processes that were launched separately cannot agree on a number
+                name = rundir.new_folder(root, name, make=not self.prints_plan).name
         configurations.check_run_name(name)
         os.environ[RUN_VARIABLE] = config.run_name = name
         return root / name
 
-    def _lock_run_dir(self) -> Path:
-        config = self.config.fit
-        if config.trainer.fast_dev_run:  # it writes nothing
-            return Path(config.trainer.default_root_dir or rundir.LOGS)
-        run_dir = self._name_run()
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set from the launcher's variables
-            self.lock = RunLock(run_dir)
-            folder, start = run_dir / rundir.CHECKPOINTS, config.ckpt_path
-            resumes = any(path == run_dir / rundir.CONFIG for path, _ in self.line.layers)  # maybe from elsewhere
-            if rundir.checkpoints(folder) and not (start and (resumes or _is_in(folder, start))):
-                resume = self.program.command("resume", run_dir)
-                raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        return run_dir
+    def _take_folder(self) -> Path:
+        """The run's folder, locked. Raises UserError if it holds a run and this one does not go on with it."""
+        folder, start = self._run_folder(), self.config.fit.ckpt_path
+        is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # set from the launcher's variables
+        if self.config.fit.trainer.fast_dev_run or not is_first:
+            return folder
+        if not self.prints_plan:
+            self.lock = RunLock(folder)
+        resumes = any(path == folder / rundir.CONFIG for path, _ in self.line.layers)  # maybe from elsewhere
+        goes_on = start and (resumes or _is_in(folder / rundir.CHECKPOINTS, start))
+        if rundir.checkpoints(folder / rundir.CHECKPOINTS) and not goes_on:
+            resume = self.program.command("resume", folder)
+            raise UserError(f"{folder} holds a run: go on with `{resume}` or give another --run_name")
+        return folder
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        given = self.config_init[self.subcommand].trainer
+        settings = self.config_init[self.subcommand].trainer
         if self.config[self.subcommand].ckpt_path is not None:
             self.model.starts_anew = False  # the weights that it began with may be gone
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
-        kwargs["plugins"] = [*_listed(given.plugins)]
-        if given.sync_batchnorm and not any(isinstance(plugin, LayerSync) for plugin in kwargs["plugins"]):
-            kwargs["plugins"].append(SyncBatchNorms())
-        has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
+        has_own_bar = any(isinstance(callback, ProgressBar) for callback in listed(settings.callbacks))
         if not (has_own_bar or sys.stdout.isatty()):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
+        kwargs["plugins"] = self._plugins(settings)
         if self.subcommand == "fit":
-            callbacks += self._parts_of_a_run(given, kwargs)
+            kwargs |= self._apply(self._plan(settings, kwargs["plugins"]))
         else:
-            kwargs.update(logger=False, enable_checkpointing=False)
-        has_own = any(isinstance(plugin, ClusterEnvironment) for plugin in kwargs["plugins"])
-        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment) and not has_own:
-            kwargs["plugins"].append(cluster)
-        trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
-        refusals.check_strategy(trainer, given)
+            callbacks = [*listed(settings.callbacks), StepSeed(self.datamodule.seed)]
+            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": callbacks}
+        trainer = super().instantiate_trainer(**kwargs)
+        refusals.check_strategy(trainer, settings)
         refusals.check_processes(trainer, self.processes.started())
         if self.unused is not None:
             self.unused.check_made(self.model.model, self.datamodule.source, trainer.strategy)
@@ -301,64 +241,56 @@ class CaiTCLI(LightningCLI):
             refusals.check_rates(self.model.settings, images)
         return trainer
 
+    def _plugins(self, settings: Any) -> list[Any]:
+        """The Trainer's plugins, with those for --trainer.sync_batchnorm and for SLURM unless there are others."""
+        present, cluster = listed(settings.plugins), self.processes.cluster()
+        added: list[Any] = []
+        if settings.sync_batchnorm and not any(isinstance(plugin, LayerSync) for plugin in present):
+            added.append(SyncBatchNorms())
+        has_cluster = any(isinstance(plugin, ClusterEnvironment) for plugin in present)
+        if isinstance(cluster, SLURMEnvironment) and not has_cluster:
+            added.append(cluster)
+        return present + added
+
+    def _plan(self, settings: Any, trainer_plugins: list[Any]) -> RunPlan:
+        """What the run will be. Its folder is taken before, so that nothing in it changes meanwhile."""
+        self.run_dir = folder = self._take_folder()
+        goes_on = bool(rundir.checkpoints(folder / rundir.CHECKPOINTS))
+        if not settings.fast_dev_run:
+            self.datamodule.unreadable_path = folder / rundir.UNREADABLE
+            self.datamodule.validation_path = folder / rundir.VALIDATION
+            if goes_on:
+                self._keep_held_out()
+        first_step = (self.checkpoint_step or 0) if goes_on else 0  # a new run may start from another's checkpoint
+        start = f"{self.checkpoint} at step {self.checkpoint_step}" if self.checkpoint else ""
+        config = resolve_config(self.config.fit, self.model)
+        parts = self.datamodule, self.model, first_step, self.program, self.line.typed, start
+        run = plugins.Run(config, settings, folder, *parts)
+        return plan_run(run, self._parser("fit").dump(config, skip_none=False), trainer_plugins)
+
+    def _apply(self, plan: RunPlan) -> dict[str, Any]:
+        """Let the run be as planned: the arguments of its Trainer. With --print_plan print the plan and exit."""
+        if self.prints_plan:
+            print(plan)
+            raise SystemExit(0)
+        self.config.fit = plan.run.config
+        callbacks = [callback for callback, _ in plan.callbacks]
+        if self.lock:
+            callbacks.insert(1, self.lock)  # after `LastCheckpoint`, whose errors keep the run from being finished
+        return plan.trainer | {"callbacks": callbacks}
+
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
-        if self.processes.started() > 1:
-            list_once(self.datamodule.source, self.processes.of_machine)
-            self.processes.compare(self._facts())
         try:
-            with output_may_go():
-                self.trainer.fit(*args, **kwargs)
+            self.trainer.fit(*args, **kwargs)
         except BaseException as error:
-            if any(isinstance(each, LastCheckpoint) and each.has_begun for each in self.trainer.checkpoint_callbacks):
+            if any(callback.has_begun for callback in LastCheckpoint.among(self.trainer)):
                 error.add_note(f"to continue: {self.program.command('resume', self.run_dir)}")
             # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
             raise
-
-    def _facts(self) -> dict[str, str]:
-        """What all processes of a run must have alike, on whatever machines."""
-        dumped = self._parser("fit").dump(self.config.fit, skip_none=False)
-        settings = flatten(configurations.load(dumped, "the settings"))
-        start = f"{Path(self.checkpoint or '').name} at step {self.checkpoint_step}"
-        facts = self.datamodule.facts() | {"code": _code_version(), "torch": torch.__version__, "checkpoint": start}
-        return facts | {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(OWN)}
-
-    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
-        """Lock the folder of the run, and make its loggers and callbacks."""
-        config = self.config.fit
-        config.best_metric = metric_of_best(config.best_metric, self.model.task.metric, config.ema.decay is not None)
-        best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
-        self.run_dir = self._lock_run_dir()
-        continued = rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS)
-        first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
-        parts = self.datamodule, self.model, first_step, self.program, self.line.typed
-        run = plugins.Run(config, given, self.run_dir, *parts)
-        config.ckpt_path = None  # the run's configuration does not say where it was resumed from
-        kwargs["default_root_dir"] = self.run_dir
-        callbacks: list[Callback] = [self.lock] if self.lock else []
-        if not given.fast_dev_run:
-            callbacks.append(SaveConfig(self._parser("fit"), config))
-            self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
-            self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
-            if continued:
-                self._keep_held_out()
-        if given.max_steps > 0:  # a trial of a few steps logs metrics too
-            kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-        if given.logger is not False:
-            named = [] if given.logger is True else _listed(given.logger)
-            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named]
-        callbacks += plugins.step_callbacks(self.model, self.datamodule)
-        callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
-        callbacks += [NonFiniteGuard(self.run_dir, config.max_nonfinite_steps), UnreadableReport(self.datamodule)]
-        if given.enable_checkpointing is not False and not given.fast_dev_run:
-            folder = self.run_dir / rundir.CHECKPOINTS
-            kwargs["plugins"].append(DurableCheckpointIO())
-            callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
-            callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
-        return callbacks
 
     def _keep_held_out(self) -> None:
         """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
@@ -374,32 +306,3 @@ class CaiTCLI(LightningCLI):
 
 def _is_in(folder: Path, file: str) -> bool:
     return Path(file).resolve().parent == folder.resolve()
-
-
-def _code_version() -> str:
-    """The package's version, with a digest of its source."""
-    source = Path(cait.__file__).parent
-    files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
-    digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
-    return f"{cait.__version__} ({digest.hexdigest()[:16]})"
-
-
-def _hide_noise() -> None:
-    for message in WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for package in ("lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(package).handlers:
-            handler.addFilter(_shown)
-
-
-def _shown(record: logging.LogRecord) -> bool:
-    """Whether to show what Lightning, or we through it, say; names from files are made `printable`."""
-    text = record.getMessage()
-    record.msg, record.args = "\n".join(map(printable, text.split("\n"))), ()
-    return not text.lstrip().startswith(NOISE)
-
-
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

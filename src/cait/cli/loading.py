@@ -106,7 +106,7 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     """
     path = Path(source)
     if path.is_file():
-        folder = rundir.of_checkpoint(path)
+        folder = rundir.find_run(path)
         if folder:
             disk.check_inside(folder)
         return path, folder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -232,12 +232,6 @@ class FolderSource:
     def left_out(self) -> Mapping[str, list[str]]:
         """Paths below the root of what was not listed, by the reason."""
         return self.table.left_out
-
-
-def list_once(source: Any, of_machine: Callable[[str, Callable[[], Any]], Any]) -> None:
-    """List the images of class folders in one process of each machine, by `cait.run.program.Processes.of_machine`."""
-    if type(source) is FolderSource:
-        source.table = of_machine(str(source.root), lambda: source.table)
 
 
 def _split_folder(root: Path, split: str, usual: Sequence[str]) -> Path | None:

@@ -53,14 +53,14 @@ class NonFiniteGuard(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         every = trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
-        looked_at = pl_module.device.type == "cpu" or trainer.global_step % every == 0
-        if looked_at and self.in_a_row >= self.limit:
+        is_read = pl_module.device.type == "cpu" or trainer.global_step % every == 0
+        if is_read and self.in_a_row >= self.limit:
             path, count = self.folder / NONFINITE, int(self.in_a_row)
             if trainer.is_global_zero:
-                images, targets = (part.cpu() for part in batch)
+                images, targets = (tensor.cpu() for tensor in batch)
                 torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
-            told = f"{count} steps in a row gave no finite gradient and were skipped; the last batch is in {path}"
-            raise UserError(f"{told}. Lower --model.lr, or look at the data")
+            skipped = f"{count} steps in a row gave no finite gradient and were skipped; the last batch is in {path}"
+            raise UserError(f"{skipped}. Lower --model.lr, or look at the data")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         skipped = int(self.in_a_row)

@@ -2,16 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from cait import ckpt, disk, loops
+from cait import ckpt, disk
 from cait.errors import UserError
 from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
 from cait.run.signals import StopSignals
@@ -50,26 +50,33 @@ def newest_whole(folder: Path) -> Path | None:
 
     Raises UserError if all checkpoints are damaged.
     """
-    found = checkpoints(folder)
-    for path in found:
+    paths = checkpoints(folder)
+    for path in paths:
         if ckpt.is_whole(path):
-            if path != found[0]:
-                print(f"{found[0]} is damaged; going on from {path}", flush=True)
+            if path != paths[0]:
+                print(f"{paths[0]} is damaged; going on from {path}", flush=True)
             return path
-    if found:
+    if paths:
         raise UserError(f"no checkpoint in {folder} is whole: begin again under another --run_name")
     return None
 
 
-class LastCheckpoint(Checkpoint):
+class LastCheckpoint(Callback):
     """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
     At SIGTERM, SIGINT, SIGUSR1 or SIGHUP the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes agree on it every few steps, see `cait.run.signals`.
 
-    Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
-    a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. Whatever
-    ends training, even `trainer.should_stop` within an epoch, a resumed run goes on with the next batch.
+    Put it first among a Trainer's callbacks. It works between two batches: after all that the callbacks and Lightning
+    do at the end of a batch or an epoch, and before anything that they do for the next.
+
+    - `on_train_start`: note signals from now on.
+    - `on_train_batch_start`, after an optimizer step: its metrics are logged, the schedule has moved, and if a
+      validation was due, it is done. Save if it is time, leave if a signal has come. While gradients accumulate
+      nothing is saved, because a checkpoint does not hold them.
+    - `on_train_epoch_start`: the same for the epoch before; it always saves.
+    - `on_train_end`: the same, whatever has ended training, maybe amid an epoch.
+    - `teardown`: put the signals back.
 
     Args:
         every_n_steps: optimizer steps between two saves; None saves by time alone.
@@ -80,98 +87,94 @@ class LastCheckpoint(Checkpoint):
     """Whether training has begun, so that the run can be resumed."""
 
     def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
-        self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
+        self.folder = folder
+        self.every_n_steps = every_n_steps
+        self.every_n_minutes = every_n_minutes
         self.signals = StopSignals()
-        self._due, self._stop = False, 0
+
+    @classmethod
+    def among(cls, trainer: Trainer) -> list["LastCheckpoint"]:
+        """Those of a Trainer."""
+        return [callback for callback in trainer.callbacks if isinstance(callback, cls)]  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == "fit":  # by now the data module has refused a checkpoint of other data
-            images = getattr(trainer.datamodule, "world_batch_size", 1)  # type: ignore[attr-defined]
-            before = (ckpt.data_state(checkpoint) or {}).get("world_batch_size", images)
-            loops.continue_run(checkpoint, trainer, before, images)
-            for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
-                if state := checkpoint["callbacks"].get(callback.state_key):
-                    state["patience"] = callback.patience
+        for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
+            if state := checkpoint["callbacks"].get(callback.state_key):
+                state["patience"] = callback.patience
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.has_begun, self._last_step = True, trainer.global_step
+        self.has_begun = True
+        self._seen_step = self._saved_step = trainer.global_step
         self._last_save = time.monotonic()
         # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
-        trainer.should_stop |= any(0 < each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
-        start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
-        resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
-        if trainer.is_global_zero and resumes_previous and not ckpt.is_whole(last):
-            disk.remove(last)  # else the next save would put it in the place of previous.ckpt, the only whole one
+        for callback in trainer.early_stopping_callbacks:
+            if callback.wait_count >= max(1, callback.patience):
+                trainer.should_stop = True
+        if trainer.is_global_zero:
+            self._remove_damaged(trainer.ckpt_path)
         self.signals.watch(trainer)
-        loops.end_steps_once(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if trainer.global_step == self._last_step:  # gradients accumulate
-            return
-        self._last_step = trainer.global_step
-        self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
-        if self.signals.is_due(trainer):
-            self._ask(trainer)
-        if not trainer.is_last_batch and not loops.validates_next(trainer):
-            self._save_and_leave(trainer)  # else after the validation, or at the end of the epoch
+    def _remove_damaged(self, start: Any) -> None:
+        """Of a run that goes on from `previous.ckpt`: else a save would put the damaged file in its place."""
+        last, previous = self.folder / LAST, self.folder / PREVIOUS
+        resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
+        if resumes_previous and not ckpt.is_whole(last):
+            disk.remove(last)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        is_new = trainer.global_step == 0
+        has_head = is_new and getattr(pl_module, "validates_first", False)  # to solve it took time
+        if has_head or trainer.global_step != self._saved_step:
+            self._save_or_leave(trainer, due=True, ask=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step != self._seen_step:
+            due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
+            self._save_or_leave(trainer, due, ask=self.signals.is_due(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit":
-            return
-        self._due |= trainer.global_step == 0  # what was done before the first step took time
-        if not trainer.is_last_batch and not loops.accumulates(trainer):
-            self._ask(trainer)
-            self._save_and_leave(trainer)
+        self.signals.ask_next()
 
-    def _ask(self, trainer: Trainer) -> None:
-        """Agree with the other processes on whether to save or to stop."""
-        is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
-        stop, save = self.signals.agreed(trainer, is_over)
-        self._stop = self._stop or stop
-        self._due = self._due or save
-
-    def _save_and_leave(self, trainer: Trainer) -> None:
-        """Save if it is due, and leave if a signal wants it."""
-        if self._due or self._stop:
-            if trainer.global_step:
-                loops.end_step(trainer)
+    def _save_or_leave(self, trainer: Trainer, due: bool, ask: bool) -> None:
+        """After a step: save if it is due, or process 0 says so; save and leave if a signal has come."""
+        self._seen_step = trainer.global_step
+        signal = 0
+        if ask:
+            minutes = (time.monotonic() - self._last_save) / 60
+            is_late = self.every_n_minutes is not None and minutes > self.every_n_minutes
+            signal, any_is_late = self.signals.agreed(trainer, is_late)
+            due = due or any_is_late
+        if due or signal:
             self.save(trainer)
-            self._leave(trainer)
+        if signal:
+            self._leave(trainer, signal)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_last_batch:
-            loops.end_epoch(trainer)
-        self.save(trainer)
-        self._ask(trainer)
-        self._leave(trainer)
+    def _leave(self, trainer: Trainer, signal: int) -> NoReturn:
+        # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+        raise SystemExit(0 if is_child else 128 + signal)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == 0 and not sum(trainer.num_val_batches):  # a solved head that nothing has validated
-            self.save(trainer)
-        self._raise_error(trainer)
+        is_due = trainer.global_step == 0 or trainer.global_step != self._saved_step  # a head may be solved at step 0
+        self._save_or_leave(trainer, is_due, ask=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signals.restore()
+        self._raise_error(trainer)
 
     def save(self, trainer: Trainer) -> None:
         """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
         options = {"previous": self.folder / PREVIOUS}
         trainer.save_checkpoint(self.folder / LAST, weights_only=False, storage_options=options)
-        self._due, self._last_save = False, time.monotonic()
+        self._saved_step = trainer.global_step
+        self._last_save = time.monotonic()
         self._raise_error(trainer)
 
     def _raise_error(self, trainer: Trainer) -> None:
-        if error := trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None)):
+        error = getattr(trainer.strategy.checkpoint_io, "error", None)
+        if error := trainer.strategy.broadcast(error):
             raise UserError(error)
-
-    def _leave(self, trainer: Trainer) -> None:
-        if self._stop:
-            # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
-            environment = getattr(trainer.strategy, "cluster_environment", None)
-            is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
-            raise SystemExit(0 if is_child else 128 + self._stop)
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -205,16 +208,25 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if a metric of validation that a callback watches is none; those of training come later."""
-        found = trainer.callback_metrics
-        for each in trainer.callbacks if trainer.sanity_checking else ():  # type: ignore[attr-defined]
-            metric, is_strict = str(getattr(each, "monitor", None)), getattr(each, "strict", True)
-            if is_strict and metric not in found and (metric.startswith("val") or f"{ckpt.VAL}/{metric}" in found):
-                who = "--best_metric" if each is self else f"{type(each).__name__} watches"
-                raise UserError(f"{who} {metric}: there is no such metric, only {', '.join(sorted(found))}")
+        if trainer.sanity_checking:
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                self._check_watched(callback, trainer.callback_metrics)
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
         else:
             super().on_validation_end(trainer, pl_module)
+
+    def _check_watched(self, callback: Any, metrics: dict[str, Any]) -> None:
+        name = str(getattr(callback, "monitor", None))
+        is_strict = getattr(callback, "strict", True)
+        is_of_validation = name.startswith("val") or f"{ckpt.VAL}/{name}" in metrics
+        if name in metrics or not is_strict or not is_of_validation:
+            return
+        who = f"{type(callback).__name__} watches"
+        if callback is self:
+            who = "--best_metric"
+        known = ", ".join(sorted(metrics))
+        raise UserError(f"{who} {name}: there is no such metric, only {known}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.other_score = state_dict.get("other_score")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import shlex
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
-from cait import disk
 from cait.errors import OtherEndedError, UserError, one_line, to_type
 from cait.run import rundir
 
@@ -69,77 +64,54 @@ class Processes:
         cluster = self.cluster()
         return cluster.world_size() if cluster is not None else 1
 
+    def rank(self) -> int:
+        """Which of them this one is."""
+        cluster = self.cluster()
+        return cluster.global_rank() if cluster is not None else 0
+
     def follow_launcher(self, trainer: Any) -> None:
         """Take the number of processes from torchrun or SLURM, where the Trainer's settings ask for one or for "auto".
 
         A recipe for one device would train as many times, in one folder.
         """
-        if (started := self.started()) > 1:
-            nodes = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1)
-            for name, number in (("devices", started // nodes), ("num_nodes", nodes)):
-                if str(trainer[name]) in ("1", "auto"):
-                    trainer[name] = number
+        started = self.started()
+        if started == 1:
+            return
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1)
+        for name, number in (("devices", started // nodes), ("num_nodes", nodes)):
+            if str(trainer[name]) in ("1", "auto"):
+                trainer[name] = number
 
     def agree(self, word: str = "") -> list[str]:
-        """What each process tells the others, by rank. All call it equally often, and each waits for all."""
+        """The words of all processes, by rank. All call it equally often, and each waits for all."""
         cluster = self.cluster()
         if cluster is None or cluster.world_size() == 1:
             return [word]
-        rank, size = cluster.global_rank(), cluster.world_size()
         try:
-            store = self._store = self._store or _open_store(cluster)
-            place = f"cait/agreement {store.add(f'cait/agreements of {rank}', 1)}"
-            store.set(f"{place}/{rank}", word)
-            told = [each.decode() for each in store.multi_get([f"{place}/{other}" for other in range(size)])]
-            if store.add(f"{place}/read", 1) == size:
-                store.set(f"{place}/all have read", "")
-            if rank == 0:  # it serves the store, so it may not end before
-                store.wait([f"{place}/all have read"])
-            return told
+            self._store = self._store or _open_store(cluster)
+            return _exchange(self._store, word, cluster.global_rank(), cluster.world_size())
         except RuntimeError as error:  # torch's errors of the network
             address = f"{cluster.main_address}:{cluster.main_port}"
-            why = str(error).splitlines()[0]
-            raise OtherEndedError(f"another process of the run cannot be reached at {address}: {why}") from error
+            reason = str(error).splitlines()[0]
+            raise OtherEndedError(f"another process of the run cannot be reached at {address}: {reason}") from error
 
-    def of_first(self, make: Callable[[], str]) -> str:
-        """What `make` gives in the first process."""
-        cluster = self.cluster()
-        return self.agree(make() if cluster is None or cluster.global_rank() == 0 else "")[0]
+    def from_first(self, make: Callable[[], str]) -> str:
+        """What `make` returns in the first process."""
+        return self.agree(make() if self.rank() == 0 else "")[0]
 
-    def of_machine(self, place: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives in the first process with this `place` on each machine; the others read it from a file.
 
-        Raises UserError in all processes if `make` does in one.
-        """
-        scratch = os.stat(gettempdir())  # a container may have one of its own
-        own = json.dumps([socket.gethostname(), scratch.st_dev, scratch.st_ino, os.getcwd(), place])
-        cluster, first = self.cluster(), self.agree(own).index(own)
-        is_first = cluster is None or cluster.global_rank() == first
-        with TemporaryDirectory() as folder:
-            path, problem = Path(folder, "made"), ""
-            if is_first:
-                try:
-                    path.write_bytes(pickle.dumps(make()))
-                except UserError as error:
-                    problem = str(error)
-            told = [json.loads(word) for word in self.agree(json.dumps([str(path), problem]))]
-            if problem := next((each for _, each in told if each), ""):
-                raise UserError(problem)
-            with disk.open_file(told[first][0]) as file:  # in a folder to which this account alone writes
-                made = pickle.loads(file.read())
-            self.agree()  # the file stays until all have read it
-        return made
-
-    def compare(self, facts: Mapping[str, str]) -> None:
-        """Raise UserError in all processes about the first fact that one of them, maybe on another machine, has not."""
-        told = [json.loads(word) for word in self.agree(json.dumps([socket.gethostname(), dict(facts)]))]
-        first_host, first = told[0]
-        for rank, (host, own) in enumerate(told):
-            for name in [*first, *own]:
-                if own.get(name) != first.get(name):
-                    of_both = f"process {rank} on {host} has {name} {own.get(name)}, process 0 on {first_host}"
-                    rule = "all processes of a run need the same data, code and settings"
-                    raise UserError(f"{of_both} {first.get(name)}: {rule}")
+def _exchange(store: Store, word: str, rank: int, size: int) -> list[str]:
+    """The words of all processes, by rank."""
+    number = store.add(f"cait/agreements of {rank}", 1)
+    key = f"cait/agreement {number}"
+    store.set(f"{key}/{rank}", word)
+    words = store.multi_get([f"{key}/{other}" for other in range(size)])
+    readers = store.add(f"{key}/read", 1)
+    if readers == size:
+        store.set(f"{key}/all have read", "")
+    if rank == 0:  # it serves the store, so it may not end before
+        store.wait([f"{key}/all have read"])
+    return [other.decode() for other in words]
 
 
 def _open_store(cluster: ClusterEnvironment) -> Store:
@@ -199,5 +171,7 @@ class Program:
         words = f"{verb} {name} {options}".rstrip()
         if self.script:
             return f"python {shlex.quote(self.script)} {words}"
-        make = f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else "")
+        make = f"make {verb} RUN={name}"
+        if options:
+            make += f' ARGS="{options}"'
         return to_type(make, f"cait {words}")

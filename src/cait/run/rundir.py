@@ -30,27 +30,36 @@ def folder_of(name: str) -> Path:
     Raises UserError if there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
     """
     is_path = name.partition(os.sep)[0] in ("", ".", "..")
-    for folder in (Path(name),) if is_path else (LOGS / name, Path(name)):
-        if folder.is_dir():
-            if folder.name in ("", ".."):  # as "." has it; the run has a name
-                folder = folder.absolute().resolve()
-            if CONTROL.search(folder.resolve().name):
-                raise UserError(f"{folder} has a control character in its name: rename it")
-            check_inside(folder)
-            return folder
+    in_logs, elsewhere = LOGS / name, Path(name)
+    if in_logs.is_dir() and not is_path:
+        return _check_folder(in_logs)
+    if elsewhere.is_dir():
+        return _check_folder(elsewhere)
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
-    others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
-    place = Path(name) if LOGS in Path(name).parents else LOGS / name
-    raise UserError(f"there is no run {place}{did_you_mean(place.name, runs, others)}")
+    others = "; runs: " + ", ".join(runs) if runs else "; there are none yet"
+    missing = elsewhere if LOGS in elsewhere.parents else in_logs
+    raise UserError(f"there is no run {missing}{did_you_mean(missing.name, runs, others)}")
 
 
-def new_folder(root: Path, base: str) -> Path:
-    """Make the first folder of `base`, `base-2`, `base-3`, ... that is not there yet, for this run alone."""
-    root.mkdir(parents=True, exist_ok=True)
+def _check_folder(folder: Path) -> Path:
+    if folder.name in ("", ".."):  # as "." has it; the run has a name
+        folder = folder.absolute().resolve()
+    if CONTROL.search(folder.resolve().name):
+        raise UserError(f"{folder} has a control character in its name: rename it")
+    check_inside(folder)
+    return folder
+
+
+def new_folder(root: Path, base: str, make: bool = True) -> Path:
+    """The first folder of `base`, `base-2`, `base-3`, ... that is not there yet; made for this run alone."""
     for number in itertools.count(1):
         folder = root / (base if number == 1 else f"{base}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+        if os.path.lexists(folder):
+            continue
+        if not make:
+            break
+        with contextlib.suppress(FileExistsError):  # another run has just made it
+            folder.mkdir(parents=True)
             break
     return folder
 
@@ -62,11 +71,12 @@ def run_argument(folder: Path) -> str:
     return f"./{folder}" if folder.parent == Path() else str(folder)  # alone it would be a name in `LOGS`
 
 
-def of_checkpoint(file: str | Path) -> Path | None:
+def find_run(checkpoint: str | Path) -> Path | None:
     """The folder of the run in which a checkpoint lies, if it does."""
-    place = Path(file).absolute().parent
-    is_runs = place.name == CHECKPOINTS and (place.parent / CONFIG).is_file()
-    return Path(os.path.relpath(place.parent)) if is_runs else None
+    folder = Path(checkpoint).absolute().parent
+    if folder.name != CHECKPOINTS or not (folder.parent / CONFIG).is_file():
+        return None
+    return Path(os.path.relpath(folder.parent))
 
 
 def config(folder: Path) -> Path:
@@ -82,8 +92,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
     `folder` is theirs. Raises OSError if it cannot be listed. A run may have `best.ckpt` alone at first.
     """
-    found = [path for path in (folder.iterdir() if folder.exists() else ()) if path.suffix == ".ckpt"]
-    return sorted(found, key=lambda path: (path.name != LAST, path.name != PREVIOUS, -path.stat().st_mtime))
+    if not folder.exists():
+        return []
+    paths = [path for path in folder.iterdir() if path.suffix == ".ckpt"]
+    return sorted(paths, key=lambda path: (path.name != LAST, path.name != PREVIOUS, -path.stat().st_mtime))
 
 
 def best_checkpoint(folder: Path, purpose: str) -> Path:

@@ -331,7 +331,7 @@ class CaiTModule(LightningModule):
     def is_logged(self) -> bool:
         """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return self.trainer.is_last_batch or (every > 0 and loops.logged_step(self.trainer) % every == 0)
+        return self.trainer.is_last_batch or (every > 0 and (self.trainer.global_step + 1) % every == 0)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -419,35 +419,62 @@ class CaiTModule(LightningModule):
         batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
         return self.settings.lr * batch * loops.batches_a_step(self.trainer) / self.settings.lr_base_size
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say where the run stands, in every checkpoint, whatever saves it."""
+        position = loops.Position.now(self.trainer)
+        checkpoint[loops.POSITION] = [*position]
+        begun = position.epoch + 1 if position.batch else position.epoch
+        checkpoint["epoch"] = max(0, begun - 1)  # that of the last batch, counted from 0
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
+        """Refuse another network's weights; let this run's settings of the optimizer win, as those of its schedule do.
+
+        Raises UserError for a checkpoint of other classes or of another network.
+        """
+        trainer: Any = self._trainer
         self.starts_anew = False
         data = ckpt.data_state(checkpoint) or {}
-        known = self.class_names = data.get("class_names")
-        self.preprocessing, self.reading, self.eval_transform = data.get("preprocessing"), None, None
-        trainer: Any = self._trainer
-        if trainer is not None and trainer.datamodule is not None:
-            ckpt.rename_data_state(checkpoint, type(trainer.datamodule).__qualname__)
-        if known is not None and len(known) != self.num_classes:
-            if trainer is not None and trainer.datamodule is not None:
-                trainer.datamodule.load_state_dict(data)  # it names them
-            raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
-        from cait.model.weights import difference
-
-        # Changed in place, because the object also holds the versions of its modules.
-        own, state = self.state_dict(), checkpoint["state_dict"]
-        for key in own.keys() ^ state.keys():
-            if key.startswith(("loss.", "val_metrics.")):  # those follow from the settings of now
-                if key in own:
-                    state[key] = own[key]
-                else:
-                    del state[key]
+        self.class_names = data.get("class_names")
+        self.preprocessing = data.get("preprocessing")
+        self.reading = self.eval_transform = None
+        data_module = trainer and trainer.datamodule
+        if data_module is not None:
+            ckpt.rename_data_state(checkpoint, type(data_module).__qualname__)
+        self._check_classes(data, data_module)
+        self._fit_buffers(checkpoint["state_dict"])
         before = checkpoint.get("hyper_parameters", {})
-        if differs := difference(own, state):
-            if (was := before.get("img_size")) not in (None, now := self.hparams["img_size"]):
-                differs = f"img_size was {was}, is {now}; at a new size give its weights to --model.weights; {differs}"
-            raise UserError(f"the checkpoint is of another network: {differs}")
+        self._check_network(checkpoint["state_dict"], before.get("img_size"))
         if trainer is None or trainer.state.fn != "fit":
             return
+        images = getattr(data_module, "world_batch_size", 1)
+        loops.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)
         if states := checkpoint.get("optimizer_states"):
             self.settings.apply(states, before, self.model, self.settings.lr)
+
+    def _check_classes(self, data: dict[str, Any], data_module: Any) -> None:
+        known = self.class_names
+        if known is None or len(known) == self.num_classes:
+            return
+        if data_module is not None:
+            data_module.load_state_dict(data)  # its error names them
+        raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
+
+    def _fit_buffers(self, state: dict[str, Any]) -> None:
+        """Add and leave out what loss and metrics have by the settings of now. `state` stays: it holds versions too."""
+        now = self.state_dict()
+        odd = [key for key in now.keys() ^ state.keys() if key.startswith(("loss.", "val_metrics."))]
+        for key in odd:
+            state.pop(key, None)
+            if key in now:
+                state[key] = now[key]
+
+    def _check_network(self, state: dict[str, Any], img_size: int | None) -> None:
+        from cait.model.weights import difference
+
+        differs = difference(self.state_dict(), state)
+        if not differs:
+            return
+        if img_size not in (None, self.hparams["img_size"]):
+            sizes = f"img_size was {img_size}, is {self.hparams['img_size']}"
+            differs = f"{sizes}; at a new size give its weights to --model.weights; {differs}"
+        raise UserError(f"the checkpoint is of another network: {differs}")

@@ -136,9 +136,8 @@ def leave(trainer: Trainer, folder: Path, settings: Any = None, typed: Any = Non
 
     If it is new it begins with `settings`; what is `typed` now wins over these and over its own.
     """
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, LastCheckpoint):
-            callback.signals.restore()  # nobody would act on what it notes
+    for callback in LastCheckpoint.among(trainer):
+        callback.signals.restore()  # nobody would act on what it notes
     is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())  # the others wait for the first here
     raise NextRun(folder, not is_begun, {} if is_begun else settings, typed or {})
 

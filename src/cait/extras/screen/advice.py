@@ -26,9 +26,11 @@ def advice(network: nn.Module, shape: Sequence[int]) -> Iterator[str]:
     """What is wrong with a network for images [C, H, W] of `shape`, a line for each."""
     images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
     keep_numbers = torch.random.fork_rng(devices=[])  # a dropout must not change those of the run
-    with told_as(f"the network fails on images of {list(shape)}"), in_evaluation(network), keep_numbers:
-        logits = network(images.clone())
-        with torch.no_grad():  # last, so it keeps nothing that could not be copied
+    with told_as(f"the network fails on images of {list(shape)}"), keep_numbers:
+        with in_evaluation(network):
+            logits = network(images.clone())
+        # Anew, because a hook may put the network into training. Last, so it keeps nothing that could not be copied.
+        with in_evaluation(network), torch.no_grad():
             again = network(images.clone())
     if (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
         yield "ends in a softmax: leave that out, because the loss and every verb take logits"

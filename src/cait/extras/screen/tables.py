@@ -242,6 +242,6 @@ class RunSummary(Callback):
 
 def _twice_as_long(trainer: Trainer) -> str:
     """The options of a resume that trains twice as long; empty if the run ended before its limits."""
-    position = Position.of(trainer)
+    position = Position.now(trainer)
     limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
     return " ".join(f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done)

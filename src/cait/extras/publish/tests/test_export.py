@@ -23,7 +23,7 @@ import cait
 from cait.cli import main
 from cait.data import dataset
 from cait.data.reading import UnreadableImageError, load_image
-from cait.data.transforms import Augmentation
+from cait.data.transforms import Preprocessing
 from cait.errors import UserError
 from cait.extras.publish import eight_bits, exporting
 from cait.extras.publish.exporting import export
@@ -177,7 +177,7 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
 
     loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
-    monkeypatch.setattr(Augmentation, "train_transform", None)  # images that calibrate are not augmented
+    monkeypatch.setattr(Preprocessing, "train_transform", None)  # images that calibrate are not augmented
     assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [360, 128]
     with monkeypatch.context() as patch:
         patch.setattr(dataset, "load_image", lambda *_: (_ for _ in ()).throw(UnreadableImageError("no image")))

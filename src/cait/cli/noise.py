@@ -1,0 +1,42 @@
+"""What Lightning says at every start or resume, and the user cannot change or has asked for."""
+
+import logging
+import warnings
+
+from cait.errors import printable
+
+MESSAGES = (
+    "💡 Tip",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Loading `train_dataloader`",
+    "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
+)
+WARNINGS = (
+    "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
+    "You're resuming from a checkpoint that ended before the epoch ended",  # the loader starts where it stopped
+    r".*LeafSpec.* is deprecated",
+    r".*does not have many workers",
+    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronized them
+    r"Checkpoint directory .* exists and is not empty",
+    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
+    r".*number of training batches .* is smaller than the logging interval",
+)
+
+
+def hide() -> None:
+    for message in WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(package).handlers:
+            handler.addFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Whether to show what Lightning, or we through it, say; names from files are made `printable`."""
+    text = record.getMessage()
+    record.msg = "\n".join(printable(line) for line in text.split("\n"))
+    record.args = ()
+    return not text.lstrip().startswith(MESSAGES)

@@ -1,0 +1,84 @@
+"""What the processes of a run on several machines share, and compare, before they train."""
+
+import hashlib
+import json
+import os
+import pickle
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
+
+import torch
+
+import cait
+from cait import disk
+from cait.data.folder import FolderSource
+from cait.errors import UserError
+from cait.plugins import Run
+from cait.run.program import Processes
+from cait.settings import flatten
+
+MACHINES_OWN = ("data.root", "data.num_workers", "_dir")
+"""How settings end that may differ from machine to machine."""
+
+
+def list_once(source: Any, processes: Processes) -> None:
+    """List the images of class folders in one process of each machine."""
+    if type(source) is FolderSource:
+        source.table = share(processes, str(source.root), lambda: source.table)
+
+
+def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns in the first process of each machine that has this `name`; the others read it from a file.
+
+    Raises UserError in all processes if `make` does in one.
+    """
+    scratch = os.stat(gettempdir())  # a container may have one of its own
+    machine = json.dumps([socket.gethostname(), scratch.st_dev, scratch.st_ino, os.getcwd(), name])
+    machines = processes.agree(machine)
+    first = machines.index(machine)
+    with TemporaryDirectory() as folder:
+        path, problem = Path(folder, "value"), ""
+        if processes.rank() == first:
+            try:
+                path.write_bytes(pickle.dumps(make()))
+            except UserError as error:
+                problem = str(error)
+        answers = [json.loads(word) for word in processes.agree(json.dumps([str(path), problem]))]
+        problems = [problem for _, problem in answers if problem]
+        if problems:
+            raise UserError(problems[0])
+        with disk.open_file(answers[first][0]) as file:  # in a folder to which this account alone writes
+            value = pickle.loads(file.read())
+        processes.agree()  # the file stays until all have read it
+    return value
+
+
+def compare(facts: Mapping[str, str], processes: Processes) -> None:
+    """Raise UserError in all processes about the first fact in which one, maybe on another machine, differs."""
+    answers = [json.loads(word) for word in processes.agree(json.dumps([socket.gethostname(), dict(facts)]))]
+    first_host, expected = answers[0]
+    for rank, (host, present) in enumerate(answers):
+        for name in [*expected, *present]:
+            here, there = present.get(name), expected.get(name)
+            if here != there:
+                differs = f"process {rank} on {host} has {name} {here}, process 0 on {first_host} {there}"
+                raise UserError(f"{differs}: all processes of a run need the same data, code and settings")
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What all processes of a run must have alike, on whatever machines."""
+    settings = flatten(run.config.as_dict())
+    shared = {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(MACHINES_OWN)}
+    others = {"code": code_version(), "torch": torch.__version__, "checkpoint": os.path.basename(run.start)}
+    return run.data.facts() | others | shared
+
+
+def code_version() -> str:
+    """The package's version, with a digest of its source."""
+    source = Path(cait.__file__).parent
+    files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
+    digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
+    return f"{cait.__version__} ({digest.hexdigest()[:16]})"

@@ -1,0 +1,103 @@
+"""Processes on several machines: they list once, and what differs ends the run of all."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import LIMIT, SMALL, Cait, checkpoint, link_digits, start
+from runs import ENDLESS, torchrun
+from together import together
+
+from cait.errors import UserError
+from cait.extras.machines.machines import compare, share
+
+HOST = socket.gethostname()
+SAME = "all processes of a run need the same data, code and settings"
+ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
+LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt: {SAME}"
+
+
+def failing() -> None:
+    raise UserError("no image")
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"),
+    [
+        (lambda processes, rank: share(processes, "here", lambda: rank), [0] * 3),
+        (lambda processes, rank: share(processes, "apart"[rank > 0 :], lambda: {rank}), [{0}, {1}, {1}]),
+        (lambda processes, rank: share(processes, "here", failing), ["no image"] * 3),
+        (lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str), ["no image"] * 3),
+        (lambda processes, rank: compare({"--model.lr": "0.1"}, processes), [None] * 3),
+        (lambda processes, rank: compare({"--model.lr": "0.1" if rank else "0.2"}, processes), [ODD] * 3),
+        (lambda processes, rank: compare({} if rank == 1 else {"checkpoint": "last.ckpt"}, processes), [LACKS] * 3),
+    ],
+)
+def test_processes_share_and_compare_before_they_train(
+    main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert together(main, monkeypatch) == expected
+
+
+@pytest.mark.slow
+def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path: Path, digits_root: Path) -> None:
+    for rank in range(2):  # each works in a folder of its own, as on a node with a disk of its own
+        (tmp_path / f"node{rank}").mkdir()
+        link_digits(tmp_path / f"node{rank}", digits_root)
+    (tmp_path / "apart.sh").write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    command = (*torchrun("--standalone", "--no_python"), "bash", str(tmp_path / "apart.sh"))
+    (tmp_path / "node0/logs").mkdir()
+    (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
+    (data := tmp_path / "node1/data/digits").unlink()
+    shutil.copytree(digits_root, data)
+    next((data / "train/3").iterdir()).unlink()
+    says = rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"
+    assert re.search(says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command)))
+    assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
+
+
+def error_of(job: subprocess.Popen[str]) -> str:
+    """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
+    output = job.communicate(timeout=LIMIT)[0]
+    lines = [line.removeprefix("cait: error: ") for line in output.splitlines() if line.startswith("cait: error:")]
+    assert lines, output
+    assert job.returncode != 0
+    assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
+    assert all(line.endswith(min(lines, key=len)) for line in lines), lines
+    return max(lines, key=len)
+
+
+WATCHED = """
+import os, sys, threading
+from lightning.pytorch import Callback
+
+class Nothing(Callback):
+    pass
+
+def look(event, arguments):
+    in_thread = threading.current_thread() is not threading.main_thread()
+    if event == "os.scandir" and in_thread and str(arguments[0]).endswith("digits/train/3"):
+        open(f"listed by {os.environ.get('RANK')}", "a").close()
+
+sys.addaudithook(look)
+"""
+"""Notes which process lists the images of a class, in a thread; Python reads it before there is a source of images."""
+
+
+@pytest.mark.slow
+def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait: Cait, tmp_path: Path) -> None:
+    (tmp_path / "watched.py").write_text(WATCHED)
+    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one", "--trainer.callbacks+=watched.Nothing"]
+    done = cait("fit", *recipe, command=torchrun("--standalone"))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("listed by *")} == {"listed by 0"}
+    assert done.stdout.count("epoch 1/1") == 1
+    assert "64 = 2 processes × 32 images" in done.stdout
+    resumed = cait("resume", "one", "--trainer.max_epochs=2")  # without torchrun: Lightning starts both
+    assert resumed.returncode == 0, resumed.stderr
+    assert checkpoint(tmp_path / "logs/one")["global_step"] == 44

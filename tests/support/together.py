@@ -1,0 +1,40 @@
+"""Three processes of a run, for which threads stand."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from harness import LIMIT
+
+from cait.errors import UserError
+from cait.run.program import Processes
+
+
+def cluster(rank: int) -> Any:
+    """A launcher of three processes, as far as they ask it."""
+    return SimpleNamespace(global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0)
+
+
+def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each of three processes gets by `main`, a UserError's text among it; threads stand for them."""
+    store: Any = dist.HashStore()
+    answers: list[Any] = [None] * 3
+
+    def process(rank: int) -> None:
+        processes = Processes()
+        processes._store = store
+        monkeypatch.setattr(processes, "cluster", lambda: cluster(rank))
+        try:
+            answers[rank] = main(processes, rank)
+        except UserError as error:
+            answers[rank] = str(error)
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=LIMIT)
+    return answers
