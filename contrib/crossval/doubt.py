@@ -22,13 +22,10 @@ Row = tuple[str, str, str, str, str]
 
 def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
     """The data module of a run, and what its last checkpoint thinks of its validation images."""
-    from cait.guards import trust
-
-    with trust.only_own(False):
-        checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
-        loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
+    checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
+    loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
     data = loaded.data
-    samples = loaded.data.source.val
+    samples = data.source.val
     probabilities, labels = map(np.concatenate, zip(*loaded.judge(samples), strict=True))
     readable = np.flatnonzero(labels >= 0).tolist()
     paths = [below(data.root, samples.name(index)) for index in readable]
@@ -69,13 +66,11 @@ def write(
     group of each path, if images have any. `test` are path and label of images that are in no fold; they stay apart by
     a column `split`.
     """
-    paths = [path for fold_paths, _, _ in folds for path in fold_paths]
-    labels = np.concatenate([fold_labels for _, fold_labels, _ in folds])
-    probabilities = np.concatenate([fold_probabilities for *_, fold_probabilities in folds])
+    paths, labels, probabilities = map(np.concatenate, zip(*folds, strict=True))
 
     def row(index: int, suggestion: str = "", its_probability: str = "") -> Row:
         label = labels[index]
-        return paths[index], class_names[label], f"{probabilities[index, label]:.4f}", suggestion, its_probability
+        return str(paths[index]), class_names[label], f"{probabilities[index, label]:.4f}", suggestion, its_probability
 
     doubtful, seems = suspects(probabilities, labels)
     rows = [

@@ -30,18 +30,26 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     """
     table = os.path.relpath(folder / doubt.DOUBTFUL)
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
-    facts = [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)]
     frequent = page.most_common("label", "seems", ((label, seems) for _, label, _, seems, _ in rows))
-    tiles = []
-    for path, label, probability, seems, its_probability in rows[:MOST]:
-        title = f"labeled {label}: {float(probability):.1%}"
-        tiles.append((_pixels(data, path), title, f"seems {seems}: {float(its_probability):.1%}; {path}"))
+    tiles = [
+        (
+            _pixels(data, path),
+            f"labeled {label}: {float(probability):.1%}",
+            f"seems {seems}: {float(its_probability):.1%}; {path}",
+        )
+        for path, label, probability, seems, its_probability in rows[:MOST]
+    ]
     words = page.paragraph(
         "Each image was judged by the network of the fold that had not trained on it. To correct a label, edit the "
         f"column label of the table, and train with --data.labels {table}."
     )
     sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
-    page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
+    page.write(
+        folder / PAGE,
+        f"{folder.name}: doubtful labels",
+        [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)],
+        sections,
+    )
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from cait.extras import curves
 from cait.guards.configurations import check_run_name, typed
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import flatten
+from cait.settings import Settings, flatten
 from contrib.crossval import doubt, doubtful_page
 from contrib.runner import OUTPUT, failure, interruptible, refuse_chosen, train_run
 
@@ -41,10 +41,10 @@ def crossval(arguments: list[str], program: Program) -> None:
     args, settings = parser.parse_known_args(arguments)
     refuse_chosen(settings, "data.fold")
     if "data.folds" not in typed(settings):
-        folds = None
+        merged: Settings = {}
         for _, layer in Line("fit", settings).layers:
-            folds = flatten(layer).get("data.folds", folds)
-        settings.append(f"--data.folds={folds or FOLDS}")
+            merged |= flatten(layer)
+        settings.append(f"--data.folds={merged.get('data.folds') or FOLDS}")
     options = Options("crossval")
     options.add_argument("--data.folds", dest="folds", nargs="?")
     folds = options.parse_known_args(settings)[0].folds
@@ -82,9 +82,11 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
     if (run / rundir.FINISHED).exists():
         return
     run.mkdir(exist_ok=True)
-    first = rundir.config(run.with_name("fold-0")) if fold else None
-    chosen = [f"--config={first}", *_decided(first.parent)] if first else settings
-    if not (status := train_run(program, run, [*chosen, f"--data.fold={fold}"])):
+    if fold:
+        first = run.with_name("fold-0")
+        settings = [f"--config={rundir.config(first)}", *_decided(first)]
+    status = train_run(program, run, [*settings, f"--data.fold={fold}"])
+    if not status:
         return
     reason = failure(run, status)
     if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
@@ -129,8 +131,10 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     for fold, *figures in rows:
         table.add_row(str(fold), *map(shown, figures))
     console().print(table)
-    mean = shown(statistics.mean(last))
-    print(f"{metric} after the last epoch: mean {mean}, standard deviation {shown(statistics.stdev(last))}")
+    print(
+        f"{metric} after the last epoch: mean {shown(statistics.mean(last))}, "
+        f"standard deviation {shown(statistics.stdev(last))}"
+    )
     low, high = map(shown, interval(last))
     print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")
     disk.write_csv(folder / TABLE, ["fold", "last", "best"], rows)
@@ -165,8 +169,7 @@ def _last(run: Path, metric: str) -> float:
     logged = curves.read(run)
     if metric not in logged:
         raise UserError(f"{run / rundir.METRICS} has no {metric}")
-    _, values = logged[metric]
-    return values[-1]
+    return logged[metric][1][-1]
 
 
 def _best(run: Path) -> float:

@@ -34,27 +34,25 @@ def demo(arguments: list[str], program: Program) -> None:
     if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(args.runtime)
-    from cait.guards import trust
-
-    with trust.only_own(args.trusted):
-        loaded = loading.from_checkpoint(checkpoint, folder, args.ema, None, program.module, program.data)
+    loaded = loading.load_run(args, checkpoint, folder, program)
     if loaded.data.has_own_eval_transform or loaded.data.settings.reader:
         raise UserError("the page cannot run a reader or evaluation transform of your own; `cait export` does")
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
-    with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
-        _write_network(loaded, Path(scratch))
-        samples = _write_samples(loaded, Path(scratch), args.samples) if args.samples else []
-        _write_page(loaded, Path(scratch), title, _facts(loaded, checkpoint, folder), runtime, samples)
+    with TemporaryDirectory(prefix=".demo-", dir=output.parent) as name:
+        scratch = Path(name)
+        _write_network(loaded, scratch)
+        samples = _write_samples(loaded, scratch, args.samples) if args.samples else []
+        _write_page(loaded, scratch, title, _facts(loaded, checkpoint, folder), runtime, samples)
         output.mkdir(exist_ok=True)
         disk.remove(output / SAMPLES)  # those of an earlier page
-        for file in Path(scratch).iterdir():  # files of other names stay in the folder
-            os.replace(file, output / file.name)
+        for file in scratch.iterdir():  # files of other names stay in the folder
+            file.replace(output / file.name)
+    shown = os.path.relpath(output)
     print(
         "open http://127.0.0.1:8000 after: python -m http.server --bind 127.0.0.1 "
-        f"--directory {shlex.quote(os.path.relpath(output))}"
+        f"--directory {shlex.quote(shown)}\n{shown}/index.html"
     )
-    print(os.path.relpath(output / "index.html"))
 
 
 def _options() -> Options:
@@ -75,7 +73,6 @@ def _options() -> Options:
         metavar="FILE.tgz|DIR",
         help=f"the package {web_runtime.PACKAGE}; default: npm fetches it once",
     )
-    options.add_trust()
     return options
 
 
@@ -87,10 +84,14 @@ def _write_network(loaded: loading.Loaded, folder: Path) -> None:
     from cait.model.network import input_shape
     from contrib.demo.saliency import WithSaliency
 
-    shape = input_shape(loaded.module.hparams)
-    path = folder / MODEL
-    settings = loaded.data.preprocessing | loaded.task.metadata
-    export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
+    export(
+        WithSaliency.around(loaded.network),
+        folder / MODEL,
+        "onnx",
+        loaded.data.preprocessing | loaded.task.metadata,
+        input_shape(loaded.module.hparams),
+        loaded.class_names,
+    )
 
 
 def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
@@ -109,8 +110,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
         print(f"the page has no sample images: {error}")
         return []
     names = loaded.label_names
-    preparation = loaded.data.settings
-    side = math.ceil(preparation.img_size / preparation.crop_pct)
+    side = math.ceil(loaded.data.img_size / loaded.data.settings.crop_pct)
     (folder / SAMPLES).mkdir()
     labels = []
     for _, label, image in one_of_each(images, evenly(len(names), most)):
@@ -129,9 +129,9 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dic
 
     size = loaded.data.img_size
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
-    name = network_name(loaded.name, loaded.module.hparams.get("fields"))
     facts = {
-        "Model": f"{name}, {count / 1e6:.1f} million parameters",
+        "Model": f"{network_name(loaded.name, loaded.module.hparams.get('fields'))}, "
+        f"{count / 1e6:.1f} million parameters",
         "Input": f"{size} × {size} pixels",
         "Checkpoint": loaded.about.replace(f"{checkpoint.parent}/", ""),
     }
@@ -162,13 +162,18 @@ def _write_page(
         (folder / name).write_bytes(content)
     size = (folder / MODEL).stat().st_size
     facts |= {"Weights": f"{size / 1e6:.1f} MB, 32 bits", "Runs with": f"onnxruntime-web {web_runtime.VERSION}"}
-    about = {
-        "title": title,
-        "class_names": loaded.class_names,
-        **loaded.task.metadata,
-        "preprocessing": settings,
-        "samples": samples,
-        "bytes": size,
-        "facts": [*facts.items()],
-    }
-    (folder / SETTINGS).write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
+    (folder / SETTINGS).write_text(
+        json.dumps(
+            {
+                "title": title,
+                "class_names": loaded.class_names,
+                **loaded.task.metadata,
+                "preprocessing": settings,
+                "samples": samples,
+                "bytes": size,
+                "facts": [*facts.items()],
+            },
+            ensure_ascii=False,
+        ),
+        encoding="utf-8",
+    )

@@ -39,8 +39,8 @@ def files(given: Path | None) -> dict[str, bytes]:
     except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{package} is not the package {PACKAGE}: {one_line(error)}") from error
     for name, content in contents.items():
-        digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
-        if FILES[name] != f"sha512-{digest}":
+        digest = base64.b64encode(hashlib.sha512(content).digest())
+        if FILES[name] != f"sha512-{digest.decode()}":
             raise UserError(f"{name} in {package} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
     return contents
 

@@ -83,9 +83,11 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     try:
         for module in network.eval().modules():
             if isinstance(module, _BatchNorm):
-                module.training, module.track_running_stats = True, False
+                module.training = True
+                module.track_running_stats = False
             if isinstance(module, Block):
-                module.run, module.add = type(module).body, partial(add, module)  # type: ignore[method-assign]
+                module.run = type(module).body
+                module.add = partial(add, module)  # type: ignore[method-assign]
         network(images)
     finally:
         for module, values in before:

@@ -67,8 +67,7 @@ class Monitor(Callback):
             measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
             ratios, sizes = map(torch.stack, zip(*measured, strict=True))  # [branches, B]
-            means = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
-            self._activations.append(means.to(self._dtype))
+            self._activations.append(torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)]).to(self._dtype))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = scaler.get_scale() if scaler else 1.0
 
@@ -109,8 +108,9 @@ class Monitor(Callback):
         squares = activations.new_zeros(len(self._parts) // 2)  # a block has two branches
         for (block, _), square in self._input_squares.items():
             squares[block] += square
-        reduced = trainer.strategy.reduce(torch.cat([activations, squares]), reduce_op="mean")
-        ratios, mean_squares, squares = reduced.split([len(self._parts), len(self._parts), len(squares)])
+        ratios, mean_squares, squares = trainer.strategy.reduce(
+            torch.cat([activations, squares]), reduce_op="mean"
+        ).split([len(self._parts), len(self._parts), len(squares)])
         for part, ratio, mean_square in zip(self._parts, ratios, mean_squares, strict=True):
             self._figures[part.layer, part.name, "branch_ratio"] = ratio
             self._figures[part.layer, part.name, "activation_rms"] = mean_square.sqrt()
@@ -124,8 +124,9 @@ class Monitor(Callback):
     def _measure_updates(self) -> None:
         for part, gradient, before in self._before:  # empty if a callback in front of this one skipped the step
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
-            cosine = -gradient.to(self._dtype) @ update / (self._norm(gradient) * self._norm(update))
-            self._figures[part.layer, part.name, "update_cosine"] = cosine
+            self._figures[part.layer, part.name, "update_cosine"] = (
+                -gradient.to(self._dtype) @ update / (self._norm(gradient) * self._norm(update))
+            )
             self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(before)
 
     def _norm(self, vector: Tensor) -> Tensor:
@@ -159,8 +160,7 @@ def _keep_rows_before(path: Path, first_step: int) -> None:
     if path.is_file():
         for line in disk.read_text(path).splitlines(keepends=True)[1:]:
             step = line.partition(",")[0]
-            is_whole = line.endswith("\n")  # a kill may have torn the last one
-            if is_whole and step.isdecimal() and int(step) < first_step:
+            if line.endswith("\n") and step.isdecimal() and int(step) < first_step:  # a kill may have torn the last
                 content += line
     with disk.atomic_write(path) as beside:
         beside.write_text(content)

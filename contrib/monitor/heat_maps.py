@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from numpy import ndarray
 
 from cait import disk
 from cait.cli.options import Options
@@ -48,7 +49,7 @@ class Table(NamedTuple):
     layers: list[str]
     """Numbers from 1, or the modules of another network."""
     steps: list[int]
-    values: np.ndarray
+    values: ndarray
     """[layers, steps]; NaN where there is none."""
 
 
@@ -96,8 +97,11 @@ def read(folder: Path) -> Tables:
 def _table(cells: Cells) -> Table:
     layers = sorted({(layer, label) for _, layer, label in cells})
     steps = sorted({step for step, *_ in cells})
-    values = np.array([[cells.get((step, *layer), math.nan) for step in steps] for layer in layers])
-    return Table([label for _, label in layers], steps, values)
+    return Table(
+        [label for _, label in layers],
+        steps,
+        np.array([[cells.get((step, *layer), math.nan) for step in steps] for layer in layers]),
+    )
 
 
 def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
@@ -127,7 +131,7 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
     return figure
 
 
-def _colors(name: str, values: np.ndarray) -> tuple[Normalize, str]:
+def _colors(name: str, values: ndarray) -> tuple[Normalize, str]:
     if name.endswith("cosine"):
         return Normalize(-1, 1), "RdBu"
     positive = values[values > 0]  # NaN is not
@@ -138,7 +142,7 @@ def _colors(name: str, values: np.ndarray) -> tuple[Normalize, str]:
     return LogNorm(positive.min(), positive.max()), "viridis"
 
 
-def _edges(centers: np.ndarray) -> np.ndarray:
+def _edges(centers: ndarray) -> ndarray:
     """The borders of columns around these centers."""
     if len(centers) == 1:
         return centers[0] + np.array([-0.5, 0.5])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.patches import Rectangle
 from cait import disk
 from cait.data.transforms import Preprocessing
 from cait.extras import plots
-from contrib.replay.training_batches import Batch, SeenImage
+from contrib.replay.training_batches import Batch, Box, SeenImage
 
 COLUMNS, ROWS = 8, 8
 """Cells of a sheet."""
@@ -22,19 +23,35 @@ WIDTH, HEIGHT = 1.5, 2.0
 PASTED, ERASED = "#56B4E9", "#E69F00"
 """Colors of the boxes: blue and orange."""
 FIELDS = (
-    *("step", "epoch", "batch", "process", "place", "file", "label", "share", "mixed", "partner", "partner_label"),
-    *("box", "erased", "repeat", "instead_of", "loss"),
+    "step",
+    "epoch",
+    "batch",
+    "process",
+    "place",
+    "file",
+    "label",
+    "share",
+    "mixed",
+    "partner",
+    "partner_label",
+    "box",
+    "erased",
+    "repeat",
+    "instead_of",
+    "loss",
 )
 """Columns of the table."""
+POSITION = attrgetter("epoch", "batch", "process", "place", "file", "class_name", "share", "mixed")
+"""The first of them that an image has by itself."""
 
 
 @dataclass
 class Cell:
-    """An image uint8 [S, S, 3], the lines below it, and its boxes (top, left, height, width) by their color."""
+    """An image uint8 [S, S, 3], the lines below it, and its boxes by their color."""
 
     pixels: np.ndarray
     caption: str
-    boxes: dict[str, tuple[int, int, int, int]]
+    boxes: dict[str, Box]
 
 
 def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
@@ -51,8 +68,8 @@ def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
             panel.imshow(cell.pixels, interpolation="auto")
             panel.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False)
             for color, (top, left, height, width) in cell.boxes.items():
-                place = (left - 0.5, top - 0.5)
-                panel.add_patch(Rectangle(place, width, height, fill=False, color=color, linewidth=1.2))
+                corner = (left - 0.5, top - 0.5)
+                panel.add_patch(Rectangle(corner, width, height, fill=False, color=color, linewidth=1.2))
         yield figure
 
 
@@ -72,7 +89,7 @@ def write(
         most: images to draw at most; all are listed.
     """
     cells: list[Cell] = []
-    lines: list[list[Any]] = []
+    lines = []
     for batch, losses in batches:
         for place, image in enumerate(batch.seen):
             partner = None if image.partner is None else batch.seen[image.partner]
@@ -82,9 +99,9 @@ def write(
                 boxes = {color: box for color, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
                 caption = _caption(image, partner, loss, several)
                 cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
-    epoch, first, last = image.epoch, lines[0][FIELDS.index("batch")], image.batch
-    which = f"batch {last}" if first == last else f"batches {first} to {last}"
-    title = f"step {step}: epoch {epoch}, {which}, {len(lines):,} images"
+    first = lines[0][FIELDS.index("batch")]
+    which = f"batch {first}" if first == image.batch else f"batches {first} to {image.batch}"
+    title = f"step {step}: epoch {image.epoch}, {which}, {len(lines):,} images"
     if len(cells) < len(lines):
         title += f", the first {len(cells):,}"
     if any(cell.boxes for cell in cells):
@@ -93,26 +110,29 @@ def write(
         stale.unlink()
     written = []
     for number, figure in enumerate(pages(cells, title), 1):
-        written.append(stem.with_name(f"{stem.name}-{number}.png" if number > 1 else f"{stem.name}.png"))
-        plots.write(figure, written[-1])
-    disk.write_csv(stem.with_suffix(".csv"), FIELDS, lines)
-    return [*written, stem.with_suffix(".csv")]
+        ending = f"-{number}" if number > 1 else ""
+        path = stem.with_name(f"{stem.name}{ending}.png")
+        plots.write(figure, path)
+        written.append(path)
+    table = stem.with_suffix(".csv")
+    disk.write_csv(table, FIELDS, lines)
+    return [*written, table]
 
 
 def _line(image: SeenImage, partner: SeenImage | None) -> list[Any]:
-    of_partner = (partner.file, partner.class_name) if partner else ("", "")
     boxes = [" ".join(map(str, box or ())) for box in (image.box, image.erased)]
-    position = (image.epoch, image.batch, image.process, image.place, image.file, image.class_name)
-    return [*position, image.share, image.mixed, *of_partner, *boxes, image.repeat, image.instead_of]
+    partners = [partner.file, partner.class_name] if partner else ["", ""]
+    return [*POSITION(image), *partners, *boxes, image.repeat, image.instead_of]
 
 
 def _caption(image: SeenImage, partner: SeenImage | None, loss: float | None, several: bool) -> str:
     labels = [_short(image.class_name)]
     if partner:
         labels = [f"{labels[0]} ({image.share:.2f})", f"+ {_short(partner.class_name)} ({1 - image.share:.2f})"]
+    if loss is not None:
+        labels.append(f"loss {loss:.3f}")
     position = f"p{image.process} b{image.batch} " if several else ""
-    losses = [] if loss is None else [f"loss {loss:.3f}"]
-    return "\n".join([f"{position}#{image.place} {_short(Path(image.file).name)}", *labels, *losses])
+    return "\n".join([f"{position}#{image.place} {_short(Path(image.file).name)}", *labels])
 
 
 def _short(name: str) -> str:

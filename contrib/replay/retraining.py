@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,10 +16,10 @@ from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli.lightning import CaiTCLI
-from cait.cli.run_plan import listed
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
+from cait.settings import Settings, listed
 from cait.train.callbacks import StepSeed
 from contrib.replay import contact_sheet
 from contrib.replay.step_record import KeptPlan, KeptRows, StepRecord
@@ -58,57 +58,83 @@ class ReplayCLI(CaiTCLI):
             self.parser.add_instantiator(_no_network, self._model_class, subclasses=self.subclass_mode_model)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        given = self.config_init.fit.trainer
+        asked = self.asked
+        configured = self.config_init.fit.trainer
         self.save_config_callback = None
-        kwargs |= dict(default_root_dir=self.asked.output, enable_checkpointing=False, enable_progress_bar=False)
-        kwargs |= dict(enable_model_summary=False, profiler=None, max_time=None, min_epochs=None, min_steps=None)
-        if self.asked.planned:
-            kwargs["max_epochs"] = self.asked.planned["epochs"]
-        if self.asked.data_only:
-            return self._any_trainer(kwargs | dict(logger=False))
-        if self.asked.ckpt_path is not None:
-            self.model.starts_anew = False  # the weights that the run began with may be gone
+        kwargs |= dict(
+            default_root_dir=asked.output,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            profiler=None,
+            max_time=None,
+            min_epochs=None,
+            min_steps=None,
+        )
+        if asked.planned:
+            kwargs["max_epochs"] = asked.planned["epochs"]
         start = self.checkpoint_step or 0
-        if start > self.asked.step:
-            raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
-        self.kept, self.record = KeptRows(), StepRecord(start, self.steps)
+        self.record = StepRecord(start, self.steps)
+        if asked.data_only:
+            return self._any_trainer(kwargs | dict(logger=False))
+        if asked.ckpt_path is not None:
+            self.model.starts_anew = False  # the weights that the run began with may be gone
+        if start > asked.step:
+            raise UserError(f"{asked.start} is of step {start:,}, after step {asked.step:,}")
+        self.kept = KeptRows()
+        callbacks = [
+            callback
+            for callback in listed(configured.callbacks)
+            if not isinstance(callback, Checkpoint | EarlyStopping)
+        ]
+        callbacks += [StepSeed(self.datamodule.seed), self.record]
         # The guard skips what comes after it in a step without a finite gradient.
-        guard = NonFiniteGuard(self.asked.output, NEVER)
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
-        callbacks.append(UnreadableReport(self.datamodule))
+        callbacks += [NonFiniteGuard(asked.output, NEVER), UnreadableReport(self.datamodule)]
         callbacks += plugins.step_callbacks(self.model, self.datamodule)
-        if self.asked.planned:
-            callbacks.append(KeptPlan(**self.asked.planned))
-        if sys.stdout.isatty():
-            kwargs["enable_progress_bar"] = True
-        named = [each for each in listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
-        kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)
-        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
-            kwargs["plugins"] = [*listed(given.plugins), cluster]
+        if asked.planned:
+            callbacks.append(KeptPlan(**asked.planned))
+        kwargs |= dict(
+            logger=[self.kept],
+            callbacks=callbacks,
+            log_every_n_steps=1,
+            limit_val_batches=0,
+            enable_progress_bar=sys.stdout.isatty(),
+        )
+        cluster = self.processes.cluster()
+        if isinstance(cluster, SLURMEnvironment):
+            kwargs["plugins"] = [*listed(configured.plugins), cluster]
         return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
-    def _any_trainer(self, kwargs: dict[str, Any]) -> Trainer:
+    def _any_trainer(self, kwargs: Settings) -> Trainer:
         """A Trainer that need not train: on the CPU if the run's accelerator is missing here."""
-        named = listed(self.config_init.fit.trainer.callbacks)
-        kept = [each for each in named if hasattr(each, "get_accumulate_grad_batches")]  # which says what a step is
+        configured = self.config_init.fit.trainer
+        # What says how many batches a step has.
+        callbacks = [
+            callback for callback in listed(configured.callbacks) if hasattr(callback, "get_accumulate_grad_batches")
+        ]
         try:
-            return super(CaiTCLI, self).instantiate_trainer(**kwargs, callbacks=[*kept])
+            return super(CaiTCLI, self).instantiate_trainer(**kwargs, callbacks=[*callbacks])
         except MisconfigurationException as error:
-            devices = self.config_init.fit.trainer.devices
-            count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
             rank_zero_info(f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}")
-            how = kwargs | dict(accelerator="cpu", devices=count, callbacks=kept)
-            return super(CaiTCLI, self).instantiate_trainer(**how)
+            devices = configured.devices
+            if isinstance(devices, list):
+                devices = len(devices)
+            count = int(devices) if str(devices).isdigit() else 1
+            kwargs |= dict(accelerator="cpu", devices=count, callbacks=callbacks)
+            return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""
-        asked, trainer = self.asked, self.trainer
-        if not asked.data_only and trainer.num_nodes > 1 and self.processes.cluster() is None:
-            remedy = "start replay on all of them as the run was started, with torchrun or srun"
-            raise UserError(f"the run is of {trainer.num_nodes} nodes: {remedy}; --data-only needs one process")
-        batches = TrainingBatches(self.datamodule, trainer, asked.data_state)
+        trains = not self.asked.data_only
+        trainer = self.trainer
+        if trains and trainer.num_nodes > 1 and self.processes.cluster() is None:
+            raise UserError(
+                f"the run is of {trainer.num_nodes} nodes: start replay on all of them as the run was started, "
+                "with torchrun or srun; --data-only needs one process"
+            )
+        batches = TrainingBatches(self.datamodule, trainer, self.asked.data_state)
         batches.check(self.steps)
-        if not asked.data_only:
+        if trains:
             self._train(*args, **kwargs)
         if trainer.is_global_zero:
             self._show(batches)
@@ -117,8 +143,8 @@ class ReplayCLI(CaiTCLI):
         asked = self.asked
         if "LOCAL_RANK" not in os.environ:
             origin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
-            again = f"steps {self.record.start:,} to {self.steps[-1]:,} are trained again"
-            print(f"step {asked.step:,}: {origin}: {again}", flush=True)
+            steps = f"{self.record.start:,} to {self.steps[-1]:,}"
+            print(f"step {asked.step:,}: {origin}: steps {steps} are trained again", flush=True)
         self.datamodule.trainer = None
         logging.disable(logging.INFO)  # Lightning names the copy of the checkpoint
         try:
@@ -137,26 +163,29 @@ class ReplayCLI(CaiTCLI):
         for step in self.steps:
             for name, value in self.kept.rows[step].items():
                 if name.startswith("train/") or name == "lr":
-                    before = logged.get(step, {}).get(name)
-                    found = "same" if str(before) == str(value) else "not logged" if before is None else str(before)
-                    table.add_row(str(step), name, str(value), found)
+                    again = str(value)
+                    before = str(logged.get(step, {}).get(name, "not logged"))
+                    table.add_row(str(step), name, again, "same" if before == again else before)
             table.add_section()
         console().print(table)
 
     def _show(self, batches: TrainingBatches) -> None:
         """Draw and list the images of the steps, and print the names of the files."""
-        asked, written = self.asked, []
+        asked = self.asked
+        written = []
         for step in self.steps:
             stem = asked.output / f"step-{step:06d}"
-            places = batches.of_step(step) if asked.data_only else self.record.batches[step]
-            all_places = [(*place, process) for place in places for process in range(self.trainer.world_size)]
-            read = ((batches.read(*place), self._losses(*place)) for place in all_places)
-            several, preprocessing = len(all_places) > 1, self.datamodule.settings
-            written += contact_sheet.write(stem, step, read, several, asked.images, preprocessing)
+            positions = batches.of_step(step) if asked.data_only else self.record.batches[step]
+            processes = range(self.trainer.world_size)
+            shards = [(*position, process) for position in positions for process in processes]
+            read = ((batches.read(*shard), self._losses(*shard)) for shard in shards)
+            several = len(shards) > 1
+            written += contact_sheet.write(stem, step, read, several, asked.images, self.datamodule.settings)
             if not asked.data_only:
-                written.append(stem.with_name(f"{stem.name}-gradients.csv"))
-                norms = list(self.record.gradients[step].items())
-                disk.write_csv(written[-1], ("layer", "norm"), norms)
+                path = stem.with_name(f"{stem.name}-gradients.csv")
+                written.append(path)
+                norms = self.record.gradients[step].items()
+                disk.write_csv(path, ("layer", "norm"), norms)
                 if asked.count == 1:
                     table = Table("layer", "norm of the gradient")
                     for layer, norm in norms:
@@ -167,8 +196,8 @@ class ReplayCLI(CaiTCLI):
 
     def _losses(self, epoch: int, batch: int, process: int) -> list[float] | None:
         """The loss of each image of a batch, if it was noted."""
-        noted = None if self.asked.data_only else self.record.losses.get((epoch, batch))
-        return None if noted is None else noted[process].tolist()
+        losses = self.record.losses.get((epoch, batch))
+        return None if losses is None else losses[process].tolist()
 
 
 def _no_network(*_: Any, **__: Any) -> LightningModule:

@@ -35,13 +35,15 @@ class KeptPlan(Callback):
     """Plan the epochs as the run did: `before` of them at first, and `epochs` once `step` steps are done."""
 
     def __init__(self, before: int, epochs: int, step: int, **_: Any) -> None:
-        self.before, self.epochs, self.step = before, epochs, step
+        self.before = before
+        self.epochs = epochs
+        self.step = step
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step <= self.step:
             trainer.fit_loop.max_epochs = self.before
-            for each in trainer.lr_scheduler_configs:
-                each.scheduler.load_state_dict(each.scheduler.state_dict())
+            for config in trainer.lr_scheduler_configs:
+                config.scheduler.load_state_dict(config.scheduler.state_dict())
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
@@ -58,7 +60,8 @@ class StepRecord(Callback):
     """
 
     def __init__(self, start: int, wanted: range) -> None:
-        self.start, self.wanted = start, wanted
+        self.start = start
+        self.wanted = wanted
         self.batches: dict[int, list[tuple[int, int]]] = {}
         """(epoch, batch) of each batch of a step."""
         self.gradients: dict[int, dict[str, float]] = {}
@@ -68,20 +71,23 @@ class StepRecord(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step != self.start:
-            step = f"step {trainer.global_step}, not {self.start}"
-            raise UserError(f"the checkpoint is of {step}: it was replaced; give the same command again")
+            raise UserError(
+                f"the checkpoint is of step {trainer.global_step}, not {self.start}: it was replaced; "
+                "give the same command again"
+            )
 
         @torch.no_grad()
-        def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
+        def note(loss: nn.Module, inputs: tuple[Tensor, Tensor], _: Tensor) -> None:
             if trainer.global_step in self.wanted:
-                pairs = zip(*(part.split(1) for part in given), strict=True)
-                of_all: Any = pl_module.all_gather(torch.stack([loss.forward(*pair) for pair in pairs]))
-                self.losses[self.batches[trainer.global_step][-1]] = of_all.view(-1, len(given[0])).cpu()
+                logits, targets = inputs
+                pairs = zip(logits.split(1), targets.split(1), strict=True)
+                losses: Any = pl_module.all_gather(torch.stack([loss.forward(*pair) for pair in pairs]))
+                self.losses[self.batches[trainer.global_step][-1]] = losses.view(-1, len(logits)).cpu()
 
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(note)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: CaiTModule, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step in self.wanted:
             self.batches.setdefault(trainer.global_step, []).append((trainer.current_epoch, batch_idx))
 
@@ -94,8 +100,9 @@ class StepRecord(Callback):
                 layer = LAYER.findall(name.replace("_orig_mod.", ""))[0]
                 layers.setdefault(layer, []).append(precise(parameter.grad))
         scale = pl_module.gradient_scale(optimizer)
-        norms = {layer: whole_tensor(get_total_norm(gradients)) for layer, gradients in layers.items()}
-        self.gradients[trainer.global_step] = {layer: float(norm / scale) for layer, norm in norms.items()}
+        self.gradients[trainer.global_step] = {
+            layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
+        }
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step >= self.wanted.stop

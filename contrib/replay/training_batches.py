@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.ops import masks_to_boxes
 
 from cait import loops, seeds
+from cait.ckpt import State
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
 from cait.data.loader import Key, Loader
@@ -64,7 +65,9 @@ class TrainerAt:
     training = True
 
     def __init__(self, trainer: Trainer, epoch: int, batch: int, process: int) -> None:
-        self._trainer, self.current_epoch, self.global_rank = trainer, epoch, process
+        self._trainer = trainer
+        self.current_epoch = epoch
+        self.global_rank = process
         progress = SimpleNamespace(current=SimpleNamespace(ready=batch))
         self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
 
@@ -84,15 +87,17 @@ class TrainingBatches:
         state: the data module's part of a checkpoint, None if there is none.
     """
 
-    def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: dict[str, Any] | None = None) -> None:
-        self.data, self.trainer = data, trainer
+    def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: State | None = None) -> None:
+        self.data = data
+        self.trainer = trainer
         self._move_to(0, 0, 0)
         data.share_batch(trainer)
         data.prepare_data()
         data.setup()
         if state is not None:
             data.load_state_dict(state)
-        whole, limit = len(self._loader()), trainer.limit_train_batches  # a number, or a share
+        whole = len(self._loader())
+        limit = trainer.limit_train_batches  # a number, or a share
         self.batches_per_epoch = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
         self.steps = math.inf
         """Optimizer steps of the whole run; infinity if nothing ends it."""
@@ -123,51 +128,70 @@ class TrainingBatches:
         """(epoch, batch) of the batches of an optimizer step, several if gradients accumulate."""
         epoch = 0
         while step >= (steps := self._steps_of(epoch)):
-            epoch, step = epoch + 1, step - steps
-        each = loops.accumulated(self.trainer, epoch)
-        return [(epoch, batch) for batch in range(step * each, min((step + 1) * each, self.batches_per_epoch))]
+            epoch += 1
+            step -= steps
+        count = loops.accumulated(self.trainer, epoch)
+        batches = range(self.batches_per_epoch)[step * count : (step + 1) * count]
+        return [(epoch, batch) for batch in batches]
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""
         self._move_to(epoch, batch, process)
-        data, device = self.data, self.trainer.strategy.root_device
+        data = self.data
         data.num_workers = 0
-        loader = self._loader()
+        loader: Any = self._loader()
         raw = next(iter(loader))
-        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
+        keys = next(iter(loader.batch_sampler))  # of this batch, as the loader left it
         erased = self._erased(keys, raw)
-        seen, labels, name = [], data.label_names, data.train_images.samples.name
+        name = data.train_images.samples.name
+        seen = []
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
             _, wanted, repeat = key
             index = _index(data.train_images, key)
-            names = labels[label], name(index), name(wanted) if index != wanted else ""
-            image = SeenImage(*data._position(), process, place, index, repeat, label, *names)
-            image.erased = erased.get(place)
+            image = SeenImage(
+                *data._position(),
+                process,
+                place,
+                index,
+                repeat,
+                label,
+                data.label_names[label],
+                name(index),
+                name(wanted) if index != wanted else "",
+                erased=erased.get(place),
+            )
             seen.append(image)
-        moved: Any = self.trainer.precision_plugin.convert_input(raw)
-        moved = data.on_before_batch_transfer(moved, 0)
-        images, targets = data.on_after_batch_transfer(data.transfer_batch_to_device(moved, device, 0), 0)
+        moved: Any = data.on_before_batch_transfer(self.trainer.precision_plugin.convert_input(raw), 0)
+        moved = data.transfer_batch_to_device(moved, self.trainer.strategy.root_device, 0)
+        images, targets = data.on_after_batch_transfer(moved, 0)
         if data.settings.mixes:
             self._note_mixing(seen, images.shape[-1], process)
         return Batch(images, targets, seen)
 
     def _erased(self, keys: list[Key], raw: Any) -> dict[int, Box]:
         """The erased box by place in the batch."""
-        images, transform = self.data.train_images, self.data.train_transform
+        images = self.data.train_images
+        transform = self.data.train_transform
         if transform is self.data.pipeline:
             return {place: tuple(box) for place, (_, *box) in raw[2]}
         erasing = getattr(transform, "transforms", [None])[-1]
         if not isinstance(erasing, RandomErasing):
             return {}
-        probability, erasing.probability = erasing.probability, 0.0  # the last draws of all: nothing else changes
-        intact = [pixels for pixels, _ in images.__getitems__(keys)]
+        probability = erasing.probability
+        erasing.probability = 0.0  # the last draws of all: nothing else changes
+        intact = images.__getitems__(keys)
         erasing.probability = probability
-        changed = [(after != before).any(dim=0) for after, before in zip(raw[0], intact, strict=True)]
-        return {place: box for place, mask in enumerate(changed) if (box := _bounds(mask))}
+        boxes = {}
+        for place, (after, (before, _)) in enumerate(zip(raw[0], intact, strict=True)):
+            box = _bounds((after != before).any(dim=0))
+            if box:
+                boxes[place] = box
+        return boxes
 
     def _note_mixing(self, seen: list[SeenImage], size: int, process: int) -> None:
         """Mix a probe as the batch was mixed: the first half black, the other white, image i with the label i."""
-        data, number = self.data, len(seen)
+        data = self.data
+        number = len(seen)
         before = torch.zeros(number, 1, size, size)
         before[number // 2 :] = 1
         seed = seeds.batch_mixing(data.seed, *data._position(), process)
@@ -175,10 +199,12 @@ class TrainingBatches:
         for place, image in enumerate(seen):
             change = (after[place, 0] - before[place, 0]).abs()
             if change.any():
-                pasted = bool((change.round() == change).all())
-                image.mixed, image.partner = "cutmix" if pasted else "mixup", number - 1 - place
+                image.mixed = "mixup"
+                image.partner = number - 1 - place
                 image.share = shares[place, place].item()
-                image.box = _bounds(change > 0) if pasted else None
+                if (change.round() == change).all():  # pasted whole
+                    image.mixed = "cutmix"
+                    image.box = _bounds(change > 0)
 
 
 def _index(images: TrainImages, key: Key) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cait import ckpt, disk
-from cait.cli.options import TRUST, Line, Options, split_trust
+from cait.cli.options import TRUST, Line, Options, split_flag
 from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
@@ -25,7 +25,7 @@ the norms of the gradients. Steps count from 0, as in metrics.csv. The run may s
 
 def replay(arguments: list[str], program: Program) -> None:
     named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
-    trusted, others = split_trust(arguments[len(named) :])
+    trusted, others = split_flag(TRUST, arguments[len(named) :])
     options = Options("replay", DESCRIPTION)
     options.usage = USAGE
     options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
@@ -54,9 +54,11 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
         raise UserError("--data-only reads no checkpoint: leave out --ckpt_path")
     configured = any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
     if not named and not (asked.data_only and configured):
-        of_run = to_type("make replay RUN=NAME STEP=N", "cait replay NAME --step N")
-        of_none = "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
-        raise UserError(f"which run? `{of_run}`; {of_none}")
+        command = to_type("make replay RUN=NAME STEP=N", "cait replay NAME --step N")
+        raise UserError(
+            f"which run? `{command}`; "
+            "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
+        )
 
 
 def _choose_start(asked: Namespace) -> None:
@@ -64,7 +66,8 @@ def _choose_start(asked: Namespace) -> None:
 
     They are None without a checkpoint; replay then begins at the first step.
     """
-    asked.start, asked.data_state, asked.planned = asked.ckpt_path, None, None
+    asked.start = asked.ckpt_path
+    asked.data_state = asked.planned = None
     nearest = -1
     for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
         path = asked.folder / rundir.CHECKPOINTS / name
@@ -73,7 +76,8 @@ def _choose_start(asked: Namespace) -> None:
             step = int(checkpoint["global_step"])
             asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
             if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only):
-                nearest, asked.start = step, path
+                nearest = step
+                asked.start = path
             plan = checkpoint.get("callbacks", {}).get("Plan")
             disk.check_shape(plan, dict.fromkeys(("before", "epochs", "step"), int), path, "Plan")
             asked.planned = asked.planned or plan

@@ -1,13 +1,12 @@
 """Shards: a data set in chunks, to train from a folder or straight from S3; `cait shards` makes them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cait.errors import UserError
 from cait.plugins import Verb
-from cait.settings import Group, PositiveFloat, PositiveInt, group
+from cait.settings import Group, PositiveFloat, PositiveInt, Settings, group
 
 VERBS = {
     "shards": Verb(
@@ -40,7 +39,7 @@ class Shards(Group):
 GROUPS = {"data": "contrib.shards:Shards"}
 
 
-def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+def open_source(root: str, settings: Settings) -> Any:
     """The shards at `root`; None if there are none.
 
     Raises UserError if this kind of address is not supported, or the shards in the folder are not finished.

@@ -120,10 +120,13 @@ class Bucket(Folder):
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """Read from the cache; a missing file is put there first."""
         path = self.folder / piece.name
-        if (data := _cached(path, start, size)) is None:
-            with disk.file_lock(path.with_suffix(".lock")):
-                if (data := _cached(path, start, size)) is None:  # otherwise another process has fetched it meanwhile
-                    data = self._download(piece)[start : start + size]
+        data = _cached(path, start, size)
+        if data is not None:
+            return data
+        with disk.file_lock(path.with_suffix(".lock")):
+            data = _cached(path, start, size)
+            if data is None:  # otherwise another process has fetched it meanwhile
+                data = self._download(piece)[start : start + size]
         return data
 
     def whole(self, piece: Piece) -> bytes:
@@ -161,7 +164,8 @@ class Bucket(Folder):
         address = f"{self.root}/{name}"
         scheme, _, path = address.partition("://")
         bucket, _, key = path.partition("/")
-        end, (pause, longest) = time.monotonic() + PATIENCE, PAUSES
+        end = time.monotonic() + PATIENCE
+        pause, longest = PAUSES
         while True:
             try:
                 return client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -195,8 +199,7 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, exceptions.ClientError):
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         return status >= 500 or status in (408, 429)
-    network = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError)
-    return isinstance(error, network)
+    return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
 
 
 def endpoint(scheme: str) -> str | None:

@@ -45,8 +45,7 @@ class Pixels(Group):
     def check(self, settings: Settings) -> None:
         """Raise UserError if a run with these settings would read other pixels from the files than the raw ones."""
         for name in ("exif_orientation", "background") if self.raw else ():
-            stored = as_text(getattr(self, name)).lower()
-            wanted = as_text(settings[name]).lower()
+            stored, wanted = (as_text(value).lower() for value in (getattr(self, name), settings[name]))
             if stored != wanted:
                 raise UserError(
                     f"the raw pixels of the shards are of {name} {stored}, the run has {wanted}: "
@@ -67,16 +66,17 @@ class Pixels(Group):
                     plain = as_plain(image, name)
         except Exception:  # of many kinds, by Pillow's decoders
             return data
-        if (size := self._size(plain.size)) != plain.size:
+        size = self._size(plain.size)
+        if size != plain.size:
             # Of Pillow's filters Lanczos keeps most of what a crop shows afterwards; BOX, at 500 to 400, is uneven.
             plain = plain.resize(size, Image.Resampling.LANCZOS)
         plain.info.clear()  # color profiles and comments, which no run reads
         if self.raw:
             return _saved(plain, "PPM")
-        if plain.mode == "RGBA" and plain.getchannel("A").getextrema() == (255, 255):  # nothing is transparent
-            plain = plain.convert("RGB")
         if plain.mode == "RGBA":
-            return _saved(plain, "PNG", turned)
+            if plain.getextrema()[3] != (255, 255):  # something is transparent
+                return _saved(plain, "PNG", turned)
+            plain = plain.convert("RGB")
         # Colors keep half the resolution, Pillow's default: the files are smaller and decoded faster.
         return _saved(plain, "JPEG", turned, quality=self.quality)
 
@@ -103,7 +103,8 @@ def as_plain(image: Image.Image, name: str) -> Image.Image:
 
 def _saved(image: Image.Image, kind: str, turned: int = 1, **settings: Any) -> bytes:
     if turned != 1:
-        settings["exif"] = exif = Image.Exif()
-        exif[ExifTags.Base.Orientation] = turned
-    image.save(file := BytesIO(), kind, **settings)
+        settings["exif"] = Image.Exif()
+        settings["exif"][ExifTags.Base.Orientation] = turned
+    file = BytesIO()
+    image.save(file, kind, **settings)
     return file.getvalue()

@@ -97,8 +97,10 @@ class ShardSource:
     """Shards in a folder, or in a bucket by way of a cache. A split may only have the name that they have it by."""
 
     def __init__(self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None) -> None:
-        self.root, self.shards, self.settings = root_name(splits.root), shards, settings or {}
-        self._given = {"train": splits.train_split, "val": splits.val_split}
+        self.root = root_name(splits.root)
+        self.shards = shards
+        self.settings = settings or {}
+        self._asked = {"train": splits.train_split, "val": splits.val_split}
         self.place = Folder(self.root)
         if "://" in self.root:
             self.place = Bucket(self.root, Path(shards.data_dir or CACHE), int(shards.cache_gb * 1e9))
@@ -111,28 +113,30 @@ class ShardSource:
         """What shards.json says, and the set's `Piece`s. It holds no file names, so it cannot name other files."""
         text = self.place.index()
         with told_as(f"{self.root}/{INDEX} is no index for this program"):
-            found = json.loads(text)
-            if found["version"] != VERSION:
-                raise ValueError(f"it is of version {found['version']}, this program reads version {VERSION}")
-            found["pixels"] = Pixels(**found["pixels"]) if "pixels" in found else None
+            index = json.loads(text)
+            if index["version"] != VERSION:
+                raise ValueError(f"it is of version {index['version']}, this program reads version {VERSION}")
+            index["pixels"] = Pixels(**index["pixels"]) if "pixels" in index else None
             for split in SPLITS:
-                part = found[split]
-                part["table"] = Piece(f"{split}/{TABLE}", *part["table"])
-                part["chunks"] = [Piece(chunk_name(split, number), *each) for number, each in enumerate(part["chunks"])]
-                if (given := self._given[split]) not in (split, part["split"]):
-                    raise ValueError(f"it was made of {part['split']}: leave out --data.{split}_split {given}")
-        return found
+                files = index[split]
+                files["table"] = Piece(f"{split}/{TABLE}", *files["table"])
+                chunks = enumerate(files["chunks"])
+                files["chunks"] = [Piece(chunk_name(split, number), *chunk) for number, chunk in chunks]
+                asked = self._asked[split]
+                if asked not in (split, files["split"]):
+                    raise ValueError(f"it was made of {files['split']}: leave out --data.{split}_split {asked}")
+        return index
 
     def verify(self) -> Iterator[str]:
         """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
         for split in SPLITS:
-            part = self.index[split]
-            for piece in (part["table"], *part["chunks"]):
+            files = self.index[split]
+            for piece in (files["table"], *files["chunks"]):
                 try:
                     self.place.whole(piece)
                 except UserError as error:
                     yield str(error)
-            print(f"{self.root}/{split}: {len(part['chunks']):,} chunk(s), checksums compared", flush=True)
+            print(f"{self.root}/{split}: {len(files['chunks']):,} chunk(s), checksums compared", flush=True)
 
     @property
     def class_names(self) -> list[str]:
@@ -159,8 +163,10 @@ class ShardSource:
             needed, what = sum(sorted(sizes["train"])[-chunks:]), f"{chunks} chunks"
             remedy = "lower --data.window"
         if needed > self.place.limit:
-            compared = f"{needed / 1e9:.2f} GB, more than the cache of {self.place.limit / 1e9:g} GB"
-            raise UserError(f"{what} of {self.root} have {compared}: raise --data.cache_gb or {remedy}")
+            raise UserError(
+                f"{what} of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
+                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or {remedy}"
+            )
         return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window) if windowed else None
 
     @cached_property
@@ -172,17 +178,17 @@ class ShardSource:
         return self._samples("val")
 
     def _samples(self, split: str) -> ShardSamples:
-        part, images = self.index[split], self.index["images_per_chunk"]
-        for piece in part["chunks"]:
+        chunks = self.index[split]["chunks"]
+        for piece in chunks:
             self.place.check(piece)
-        content = self.place.whole(part["table"])
+        content = self.place.whole(self.index[split]["table"])
         with told_as(f"{self.root}/{split}/{TABLE} is no table of these shards"):
             with np.load(BytesIO(content)) as file:
                 table = {name: file[name] for name in ("names", "ends", "places", *COLUMNS)}
-            samples = ShardSamples(self.root, table, part["chunks"], images, self.place)
+            samples = ShardSamples(self.root, table, chunks, self.index["images_per_chunk"], self.place)
             if {len(table[name]) for name in ("ends", "places", *COLUMNS)} != {len(samples)}:
                 raise ValueError("its columns differ in length")
-            known = (samples.labels < len(self.class_names)) & (samples.chunk_of < len(part["chunks"]))
+            known = (samples.labels < len(self.class_names)) & (samples.chunk_of < len(chunks))
             if not known.all() or any((table[name] < 0).any() for name in ("places", "starts", "sizes")):
                 raise ValueError("it is of other chunks or classes")
         return samples

@@ -32,11 +32,17 @@ def shards(arguments: list[str], program: Program) -> None:
     settings = {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
     opened = program.data(root=root, **settings).source if program.data else source.open_source(root, **settings)
     opened.prepare()
-    splits = {"train": asked.train_split, "val": asked.val_split}
-    workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        for images in writer.make(opened, root_name(root), splits, asked.out, asked.images, workers, pixels):
+        for images in writer.make(
+            opened,
+            root_name(root),
+            {"train": asked.train_split, "val": asked.val_split},
+            asked.out,
+            asked.images,
+            cores.share(1) if asked.workers is None else asked.workers,
+            pixels,
+        ):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")
@@ -52,9 +58,13 @@ def _pixels(asked: Namespace) -> Any:
         raise UserError("--exif_orientation and --background are for --raw: image files keep theirs for a run to read")
     if not asked.raw and asked.max_side is None:
         return None
-    background = None if asked.background == "null" else asked.background or "white"
-    quality = 95 if asked.quality is None else asked.quality
-    return Pixels(asked.max_side, quality, asked.raw, asked.exif_orientation != "false", background)
+    return Pixels(
+        asked.max_side,
+        95 if asked.quality is None else asked.quality,
+        asked.raw,
+        asked.exif_orientation != "false",
+        None if asked.background == "null" else asked.background or "white",
+    )
 
 
 def _options() -> Options:

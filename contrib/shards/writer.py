@@ -73,8 +73,13 @@ def make(
     head: Record = {"class_names": source.class_names, "images_per_chunk": images}
     if pixels:
         head["pixels"] = pixels.used()
-    digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
-    plan = json.dumps({**head, "splits": splits, "names": digests})
+    plan = json.dumps(
+        {
+            **head,
+            "splits": splits,
+            "names": {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()},
+        }
+    )
     content = {"version": VERSION, **head}
     with disk.file_lock(out.parent / f".{out.name}.lock"):
         _start_writing(out, plan)
@@ -115,8 +120,10 @@ class Chunks(Dataset[tuple[str, Record]]):
         self.sets = sets
         self.images = images
         self.pixels = {"train": pixels, "val": None}
-        shuffled = torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy()
-        self.orders = {"train": shuffled, "val": np.arange(len(sets["val"]))}
+        self.orders = {
+            "train": torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy(),
+            "val": np.arange(len(sets["val"])),
+        }
         """For each set, the images in the order in which they lie in the chunks."""
         self.paths = {
             split: [out / chunk_name(split, number) for number in range(-(-len(order) // images))]
@@ -206,8 +213,10 @@ def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes
         {"chunk_bytes": record["size"], "chunk_size": len(record["sizes"]), "dim": None, "filename": path.name}
         for path, record in zip(paths, records, strict=True)
     ]
-    index = {"chunks": listed, "config": {**LITDATA, "chunk_size": chunks.images}}
-    _write(paths[0].with_name("index.json"), json.dumps(index, sort_keys=True).encode())
+    _write(
+        paths[0].with_name("index.json"),
+        json.dumps({"chunks": listed, "config": {**LITDATA, "chunk_size": chunks.images}}, sort_keys=True).encode(),
+    )
     return {
         "table": [len(table), hashlib.sha256(table).hexdigest()],
         "chunks": [[record["size"], record["sha256"]] for record in records],
@@ -218,8 +227,11 @@ def table_of(records: list[Record], order: np.ndarray, names: list[bytes]) -> Re
     """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
     places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order))
-    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-    table: Record = {"names": np.frombuffer(b"".join(names), np.uint8), "ends": ends, "places": places}
+    table: Record = {
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        "places": places,
+    }
     for name in COLUMNS:
         table[name] = np.concatenate([record[name] for record in records])[places]
     return table

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from cait import CONFIGS, disk, plugins
@@ -44,7 +45,6 @@ class Grid:
     def __init__(
         self, path: Path = GRID, size: str = "quick", data: str | None = None, more: Sequence[str] = ()
     ) -> None:
-        self._more = more
         try:
             self._content = content = configurations.settings(path)
             base = content["data" if data else "digits"]
@@ -55,13 +55,17 @@ class Grid:
             disk.check_shape(self._chosen, {"depths": [int], "seeds": int}, path, f"sizes.{size}")
             self.config = CONFIGS / base["config"]
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            self._measured: list[str] = []
+            self._more = list(more)
             if monitor := plugins.extras().get("monitor"):
-                self._measured.append(f"--trainer.callbacks+={monitor.__name__}.callback.Monitor")
-                self._measured.append(f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}")
+                self._more[:0] = [
+                    f"--trainer.callbacks+={monitor.__name__}.callback.Monitor",
+                    f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}",
+                ]
             seeds = range(self._chosen["seeds"])
-            self.runs = [run for seed in seeds for run in self._methods(seed)]
-            self.runs += [run for seed in seeds for run in self._places(seed)]
+            self.runs = [
+                *chain.from_iterable(map(self._methods, seeds)),
+                *chain.from_iterable(map(self._places, seeds)),
+            ]
             if not self.runs:
                 raise UserError(f"{path}: the size {size} has no runs")
             refuse_chosen(more, "seed_everything", *(name for run in self.runs for name in run.settings))
@@ -85,8 +89,11 @@ class Grid:
 
     def _places(self, seed: int) -> Iterable[StudyRun]:
         known = self._content["places"]
-        rate = self._content["drop_path_rate"][PLACES_DEPTH]
-        plain = {"model.fields.residual": "plain", "model.fields.depth": PLACES_DEPTH, "model.drop_path_rate": rate}
+        plain = {
+            "model.fields.residual": "plain",
+            "model.fields.depth": PLACES_DEPTH,
+            "model.drop_path_rate": self._content["drop_path_rate"][PLACES_DEPTH],
+        }
         for place in self._chosen.get("places", known):
             settings = plain | known[place]
             yield StudyRun(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
@@ -99,4 +106,4 @@ class Grid:
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
         settings = self.base | run.settings | {"seed_everything": run.seed}
-        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._measured, *self._more]
+        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._more]

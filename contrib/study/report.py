@@ -10,12 +10,10 @@ from contrib.study.results import Result, Table
 
 def write_report(results: Sequence[Result], path: Path, title: str) -> None:
     """The tables as Markdown: means over the seeds, and their spread."""
-    methods = [result for result in results if not result.is_place]
-    places = [result for result in results if result.is_place]
     lines = [f"# {title}", ""]
-    if methods:
+    if methods := [result for result in results if not result.is_place]:
         lines += _depth_table(Table(methods))
-    if places:
+    if places := [result for result in results if result.is_place]:
         lines += _place_table(Table(places))
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
     with disk.atomic_write(path) as beside:
@@ -37,8 +35,11 @@ def _depth_table(table: Table) -> list[str]:
         gain = table.gain(method, first, last)
         signed = f"{gain[0]:+.2f} ± {gain[1]:.2f}" if gain else ""
         rows.append([method, *(_accuracy(table, method, depth) for depth in table.depths), signed])
-    titles = ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]
-    return _markdown(f"Accuracy by depth: top-1 in percent, mean ± standard deviation of {seeds} seeds", titles, rows)
+    return _markdown(
+        f"Accuracy by depth: top-1 in percent, mean ± standard deviation of {seeds} seeds",
+        ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"],
+        rows,
+    )
 
 
 def _place_table(table: Table) -> list[str]:

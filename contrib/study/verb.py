@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rich.progress import Progress
@@ -43,8 +44,8 @@ def study(arguments: list[str], program: Program) -> None:
     if len(missing) < len(wanted):
         print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are done already")
     _train(runs, missing)
-    results = [result_of(run, runs.folder / originals[run.name].name) for run in grid.runs]
-    for path in _write(results, runs, args.data):
+    results = [result_of(run, args.out / originals[run.name].name) for run in grid.runs]
+    for path in _write(results, args.out, args.data):
         print(os.path.relpath(path))
 
 
@@ -99,8 +100,8 @@ class StudyRuns:
         disk.write_json(folder / RESULT, {"settings": settings})
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
-        arguments = [f"--config={self.grid.config}", *settings]
-        status = train_run(self.program, folder, arguments, variables, self.stopped.is_set)
+        settings.insert(0, f"--config={self.grid.config}")
+        status = train_run(self.program, folder, settings, variables, self.stopped.is_set)
         if self.is_done(run):
             shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
             return result_of(run, folder)
@@ -113,8 +114,11 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
     """Train the missing runs, several at a time."""
     if not missing:
         return
-    bar = Progress(speed_estimate_period=600, console=console())
-    with interruptible("runs"), bar as progress, ThreadPoolExecutor(runs.jobs) as pool:
+    with (
+        interruptible("runs"),
+        Progress(speed_estimate_period=600, console=console()) as progress,
+        ThreadPoolExecutor(runs.jobs) as pool,
+    ):
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         try:
@@ -123,23 +127,24 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
                 result = future.result()
                 if result:
                     progress.advance(task, run.depth)
-                    text = f"{number:>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %"
-                    progress.console.print(text + ", failed" * result.failed)
+                    failed = ", failed" if result.failed else ""
+                    progress.console.print(f"{number:>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}")
         except BaseException:
             runs.stopped.set()  # those that train save
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
+def _write(results: list[Result], folder: Path, data: str | None) -> list[Path]:
     """Write tables and figures; return their paths."""
-    folder = runs.folder
-    place = data or "the embedded digits"
-    written = [folder / "results.csv", folder / "study.md"]
-    rows = ([getattr(result, name) for name in Result.FIELDS] for result in results)
-    disk.write_csv(written[0], Result.FIELDS, rows)
-    report.write_report(results, written[1], f"Depth on {place}")
-    if any(not run.is_place for run in runs.grid.runs):
-        written.append(folder / "depth.png")
-        report.draw_depth(results, written[-1])
-    return written
+    table = folder / "results.csv"
+    text = folder / "study.md"
+    figure = folder / "depth.png"
+    rows = map(attrgetter(*Result.FIELDS), results)
+    disk.write_csv(table, Result.FIELDS, rows)
+    title = f"Depth on {data or 'the embedded digits'}"
+    report.write_report(results, text, title)
+    if all(result.is_place for result in results):
+        return [table, text]
+    report.draw_depth(results, figure)
+    return [table, text, figure]

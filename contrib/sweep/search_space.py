@@ -42,7 +42,9 @@ class SearchSpace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content = content = self._read()
+        loaded: Any = configurations.load(configurations.read_text(path), path)
+        disk.check_shape(loaded, SHAPE, path)
+        self.content = content = {key: value for key, value in loaded.items() if value is not None}
         self.told = {key: value for key, value in content.items() if key not in ("name", "trials")}
         self.name = content.get("name", f"sweep-{path.stem}")
         configurations.check_run_name(self.name)
@@ -55,7 +57,8 @@ class SearchSpace:
         self.axes = {str(name): self._axis(str(name), values) for name, values in content["space"].items()}
         self.metric: str = self.settings["best_metric"]
         mode = self.settings.get("best_mode") or known_mode(self.metric, {})
-        self.settings["best_mode"], self.is_max = mode, mode == "max"  # files of `config` may have another mode
+        self.settings["best_mode"] = mode  # files of `config` may have another
+        self.is_max = mode == "max"
         self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
         self.grid = self._points() if content.get("sampler") in ("grid", {"name": "grid"}) else []
         self.trials: int = len(self.grid) or content.get("trials", 0)
@@ -65,11 +68,6 @@ class SearchSpace:
             create_study(sampler=self.sampler(0)).ask(self.axes)
         except (TypeError, OverflowError) as error:  # of options and bounds that Optuna has taken
             raise UserError(f"{path}: no trial can be drawn: {one_line(error)}") from error
-
-    def _read(self) -> Settings:
-        content: Any = configurations.load(configurations.read_text(self.path), self.path)
-        disk.check_shape(content, SHAPE, self.path)
-        return {key: value for key, value in content.items() if value is not None}
 
     def _axis(self, name: str, given: Any) -> BaseDistribution:
         """The values of a setting: choices as the command line takes them, or a range of numbers."""
@@ -111,6 +109,8 @@ class SearchSpace:
 
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
-        configs = [f"--config={path}" for path in self.configs]
-        chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
-        return [*configs, *chosen]
+        settings = self.settings | values
+        return [
+            *(f"--config={path}" for path in self.configs),
+            *(f"--{name}={as_text(value)}" for name, value in settings.items()),
+        ]

@@ -51,7 +51,7 @@ class Sweep:
 
     def _open(self) -> Study:
         search = self.search
-        space = json.dumps(self.search.told, sort_keys=True)
+        space = json.dumps(search.told, sort_keys=True)
         address = f"sqlite:///{(self.folder / STUDY).resolve()}"
         study = optuna.create_study(
             study_name=NAME,
@@ -88,7 +88,7 @@ class Sweep:
             for trial in trials:
                 if trial.state == TrialState.RUNNING and self._hold(trial.number):  # who began it has ended
                     return Trial(self.study, trial._trial_id)
-            if len(trials) >= self.search.trials and all(each.state != TrialState.WAITING for each in trials):
+            if len(trials) >= self.search.trials and all(trial.state != TrialState.WAITING for trial in trials):
                 return None
             self.study.sampler = self.search.sampler(len(trials))
             new = self.study.ask(self.search.axes)
@@ -112,8 +112,9 @@ class Sweep:
         folder = trial_folder(self.folder, trial.number)
         with file_lock(folder / rundir.LOCK):
             pass  # a sweep that is killed may leave its trial training
-        settings = self.search.arguments(trial.params)
-        status = train_run(self.program, folder, settings, is_enough=lambda: self.prunes(trial))
+        status = train_run(
+            self.program, folder, self.search.arguments(trial.params), is_enough=lambda: self.prunes(trial)
+        )
         if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
@@ -151,16 +152,18 @@ class Sweep:
 
     def ranked(self) -> list[FrozenTrial]:
         """The trials that have begun: those that came to their end first, the best first among them."""
-        trials = [trial for trial in self.study.trials if trial.state != TrialState.WAITING]
-        trials.sort(key=lambda trial: trial.value or 0.0, reverse=self.search.is_max)
-        return sorted(trials, key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None))
+        sign = -1 if self.search.is_max else 1
+        return sorted(
+            (trial for trial in self.study.trials if trial.state != TrialState.WAITING),
+            key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None, sign * (trial.value or 0.0)),
+        )
 
 
 def in_words(trial: FrozenTrial, metric: str) -> str:
     """A line that says what a trial is and how far it came."""
     value = "-" if trial.value is None else _short(trial.value)
-    words = [f"trial-{trial.number:03}", f"{trial.state.name.lower():8}", f"{metric} {value}", *_assigned(trial)]
-    return "  ".join([*words, trial.user_attrs.get(CAUSE, "")]).rstrip()
+    head = f"trial-{trial.number:03}  {trial.state.name.lower():8}  {metric} {value}"
+    return "  ".join([head, *_assigned(trial), trial.user_attrs.get(CAUSE, "")]).rstrip()
 
 
 def _assigned(trial: Trial | FrozenTrial) -> list[str]:

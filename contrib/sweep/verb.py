@@ -49,5 +49,7 @@ def _say_what_next(best: Path, name: str, program: Program) -> None:
         f'make train CONFIG={config} RUN={name}-best ARGS="{options}"',
         f"cait fit --config {config} --run_name {name}-best {options}",
     )
-    print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
-    print(f"Score it:\n  {program.command('eval', best)}")
+    print(
+        f"\nThe best is {best}. Train it longer, from the start:\n  {train}\n"
+        f"Score it:\n  {program.command('eval', best)}"
+    )

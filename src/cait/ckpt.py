@@ -17,11 +17,16 @@ from cait.errors import UserError, told_as
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Weights = dict[str, Tensor]
+
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
 VAL, VAL_EMA = "val", "val_ema"
 """What the metrics of the raw weights, and of their moving average, begin with."""
-Checkpoint = dict[str, Any]
+State = dict[str, Any]
+"""What a part of a run saves of itself, by name."""
+Checkpoint = State
+"""All that a run saves."""
 FIELDS = {
     "state_dict": dict,
     "global_step": int,
@@ -111,27 +116,23 @@ def is_whole(path: Path) -> bool:
     try:
         status = path.stat()
         return _is_whole(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
-    except OSError:
+    except (OSError, zipfile.BadZipFile, EOFError):
         return False
 
 
 @lru_cache
 def _is_whole(path: Path, version: tuple[int, ...]) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError):
-        return False
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip() is None
 
 
-def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def weights(checkpoint: Checkpoint) -> Weights:
     """The weights of the network under its own names."""
-    prefix = "model."
-    state = checkpoint["state_dict"]
-    return {name.removeprefix(prefix): value for name, value in state.items() if str(name).startswith(prefix)}
+    state = checkpoint["state_dict"].items()
+    return {name.removeprefix("model."): value for name, value in state if str(name).startswith("model.")}
 
 
-def average(checkpoint: Checkpoint) -> dict[str, Tensor] | None:
+def average(checkpoint: Checkpoint) -> Weights | None:
     """The moving average of the weights, under the network's names; None if the run kept none."""
     return checkpoint.get("callbacks", {}).get(EMA) or None
 
@@ -145,12 +146,14 @@ def uses_average(checkpoint: Checkpoint, asked: bool | None = None) -> bool:
         return asked
     if average(checkpoint) is None:
         return False
-    metrics = [state.get("monitor") for state in checkpoint["callbacks"].values() if isinstance(state, dict)]
-    watched = [metric for metric in metrics if isinstance(metric, str)]
-    return not watched or watched[-1].startswith(f"{VAL_EMA}/")
+    metric = f"{VAL_EMA}/"  # unless one watches another
+    for state in checkpoint["callbacks"].values():
+        if isinstance(state, dict) and isinstance(state.get("monitor"), str):
+            metric = state["monitor"]
+    return metric.startswith(f"{VAL_EMA}/")
 
 
-def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> dict[str, Tensor]:
+def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None = None) -> Weights:
     """The weights that a checkpoint stands for, see `uses_average`. Raises UserError if it lacks those asked for."""
     if not uses_average(checkpoint, asked):
         return weights(checkpoint)
@@ -160,7 +163,7 @@ def chosen_weights(checkpoint: Checkpoint, path: str | Path, asked: bool | None 
     return averaged
 
 
-def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
+def data_state(checkpoint: Checkpoint) -> State | None:
     """The data module's part of a checkpoint, whatever its class is called; None if there is no such part."""
     return checkpoint.get(_data_key(checkpoint))
 

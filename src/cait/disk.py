@@ -46,15 +46,14 @@ def open_file(path: str | Path, limit: int | None = None) -> BinaryIO:
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     status = os.fstat(file.fileno())
-    problem = ""
     if not S_ISREG(status.st_mode):
         problem = "is not a regular file"
     elif limit is not None and status.st_size > limit:
         problem = f"has {status.st_size:,} bytes, more than the {limit:,} that are read"
-    if problem:
-        file.close()
-        raise UserError(f"{path} {problem}")
-    return file
+    else:
+        return file
+    file.close()
+    raise UserError(f"{path} {problem}")
 
 
 def in_its_place(path: str | Path) -> str:
@@ -85,8 +84,7 @@ def read_json(path: Path, shape: Any) -> Any:
     """The value in a file. Raises what `read_text` does, and UserError if it is no JSON of this `check_shape`."""
     text = read_text(path)
     with told_as(f"{path} is no JSON"):
-        content = json.loads(text)
-    content = plain(content, path)
+        content = plain(json.loads(text), path)
     check_shape(content, shape, path)
     return content
 
@@ -111,8 +109,10 @@ def _check_entry(path: Path, home: Path) -> None:
         if not (S_ISREG(mode) or S_ISDIR(mode)):
             raise UserError(f"{path} is not a regular file: take it out of the run's folder")
     elif not Path(os.path.realpath(path)).is_relative_to(home):
-        remedy = "this account might write there; put what it leads to in its place"
-        raise UserError(f"{path} is a link out of the run's folder: {remedy}")
+        raise UserError(
+            f"{path} is a link out of the run's folder: "
+            "this account might write there; put what it leads to in its place"
+        )
 
 
 def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None:
@@ -122,11 +122,10 @@ def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
         raise UserError(f"{path} is no {'folder' if folder else 'regular file'}; name one with --output")
     try:
-        parent = path if folder else path.absolute().parent
+        parent = path.absolute() if folder else path.absolute().parent
         while not parent.exists():
-            parent = parent.absolute().parent
-        with TemporaryFile(dir=parent):
-            pass
+            parent = parent.parent
+        TemporaryFile(dir=parent).close()
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
 
@@ -182,9 +181,8 @@ def read_rows(path: Path, why: str = "there is no such file") -> list[dict[str, 
         text = read_text(path).removeprefix("\ufeff")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {why}") from error
-    lines = text.split("\n")[:-1]
     with told_as(f"{path} is no CSV file"):
-        return list(csv.DictReader(lines, restval="", delimiter=_delimiter(text)))
+        return list(csv.DictReader(text.split("\n")[:-1], restval="", delimiter=_delimiter(text)))
 
 
 def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -218,7 +216,8 @@ def _columns(header: Sequence[str], name: str) -> list[str]:
     if "path" not in columns:
         known = printable(", ".join(columns)) or "none"
         raise UserError(f"{name} has no column `path`, it has {known}; save the table as CSV in UTF-8")
-    if twice := [column for column in columns if column and columns.count(column) > 1]:
+    twice = [column for column in columns if column and columns.count(column) > 1]
+    if twice:
         raise UserError(f"{name} has two columns `{twice[0]}`: remove one")
     return columns
 

@@ -102,8 +102,7 @@ def printable(text: str) -> str:
 
     The marks that turn the direction of writing go too: they can make one name look like another.
     """
-    text = os.fsencode(text).decode(errors="replace")
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", os.fsencode(text).decode(errors="replace"))
 
 
 def printable_lines(text: str) -> str:

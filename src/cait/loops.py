@@ -9,11 +9,11 @@ import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from cait.ckpt import Checkpoint
+from cait.ckpt import Checkpoint, State
 
 POSITION = "position"
 """Key of the position in checkpoints."""
-Counter = dict[str, Any]
+Counter = State
 """The state of one of Lightning's counters: "total" and "current", each with "ready", "started" and so on."""
 
 
@@ -31,8 +31,8 @@ class Position(NamedTuple):
     def now(cls, trainer: Any) -> Position:
         """Where a Trainer stands."""
         loop = trainer.fit_loop
-        epochs, batches = loop.epoch_progress.state_dict(), loop.epoch_loop.batch_progress.state_dict()
-        return _counted(epochs, batches, trainer.global_step)
+        batches = loop.epoch_loop.batch_progress.state_dict()
+        return _counted(loop.epoch_progress.state_dict(), batches, trainer.global_step)
 
     @classmethod
     def saved(cls, checkpoint: Checkpoint) -> Position:
@@ -40,20 +40,20 @@ class Position(NamedTuple):
         if POSITION in checkpoint:
             return cls(*checkpoint[POSITION])
         counters = checkpoint["loops"]["fit_loop"]  # version 0.1.0 saved Lightning's counters alone
-        epochs, batches = counters["epoch_progress"], counters["epoch_loop.batch_progress"]
-        return _counted(epochs, batches, int(checkpoint["global_step"]))
+        batches = counters["epoch_loop.batch_progress"]
+        return _counted(counters["epoch_progress"], batches, int(checkpoint["global_step"]))
 
 
 def _counted(epochs: Counter, batches: Counter, step: int) -> Position:
     """The position by Lightning's counters. An epoch that has begun is counted as started until it is over."""
-    started, current = epochs["current"]["started"], batches["current"]
-    is_over = batches["is_last_batch"] and current["ready"] == current["processed"]
-    if is_over:
+    started = epochs["current"]["started"]
+    current = batches["current"]
+    if batches["is_last_batch"] and current["ready"] == current["processed"]:
         return Position(started, 0, step)
     return Position(max(0, started - 1), current["processed"], step)
 
 
-def loops_state(at: Position, batches: int) -> dict[str, Any]:
+def loops_state(at: Position, batches: int) -> State:
     """The state of Lightning's fit loop from which it goes on at a position.
 
     Amid an epoch it is as Lightning has it in `on_train_batch_end`: the last batch is processed, but not completed, and
@@ -88,14 +88,15 @@ def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, i
     """
     if "loops" not in checkpoint:
         return
-    counters, at = checkpoint["loops"]["fit_loop"], Position.saved(checkpoint)
+    counters = checkpoint["loops"]["fit_loop"]
+    at = Position.saved(checkpoint)
     batch = at.batch * images_before // images_now
     batches = counters["epoch_loop.batch_progress"]["total"]["processed"] * images_before // images_now
     if batch >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
-        at = Position(at.epoch + 1, 0, at.step)
+        at = at._replace(epoch=at.epoch + 1, batch=0)
     else:
         repeated = batch % accumulated(trainer, at.epoch)
-        at = Position(at.epoch, batch - repeated, at.step)
+        at = at._replace(batch=batch - repeated)
         batches -= repeated
     counters |= loops_state(at, batches)
 
@@ -113,10 +114,11 @@ def ask_nobody_about_signals(trainer: Any) -> None:
 def begin(trainer: Any) -> None:
     """In `on_train_start`: what Lightning does not restore."""
     position = Position.now(trainer)
-    trainer.fit_loop._restarting = False  # else a schedule that follows a metric would leave out the end of this epoch
+    loop = trainer.fit_loop
+    loop._restarting = False  # else a schedule that follows a metric would leave out the end of this epoch
     if position.batch == 0:
         # With `max_steps` Lightning would go on with the validation, and count a step for the loggers after it.
-        trainer.fit_loop.epoch_loop.restarting = False
+        loop.epoch_loop.restarting = False
     trainer.accumulate_grad_batches = accumulated(trainer, position.epoch)
 
 

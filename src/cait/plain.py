@@ -56,18 +56,23 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
     A shape is a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
     and {...: shape} of all other fields.
     """
-    expected: Any = type(shape) if isinstance(shape, dict | list) else shape
+    expected = shape
+    if isinstance(shape, dict | list):
+        expected = type(shape)
     is_wrong_bool = isinstance(value, bool) and expected not in (bool, object)
     if is_wrong_bool or not isinstance(value, expected):
-        raise _unusable(path, name, "missing" if value is None else one_line(repr(value))[:40])
+        problem = "missing" if value is None else one_line(repr(value))[:40]
+        raise _unusable(path, name, problem)
     if isinstance(shape, list):
         for index, item in enumerate(value):
-            check_shape(item, shape[0], path, f"{name}[{index}]")
+            item_name = f"{name}[{index}]"
+            check_shape(item, shape[0], path, item_name)
     if isinstance(shape, dict):
-        required = [field for field in shape if field is not ... and not field.endswith("?")]
-        fields = dict.fromkeys(required) | value
+        fields = {field: None for field in shape if field is not ... and not field.endswith("?")}
+        fields.update(value)
         for field, item in fields.items():
-            check_shape(item, _field_shape(field, item, shape), path, _joined(name, field))
+            field_shape = _field_shape(field, item, shape)
+            check_shape(item, field_shape, path, _joined(name, field))
 
 
 def _field_shape(field: Any, item: Any, shape: dict[Any, Any]) -> Any:

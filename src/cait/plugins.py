@@ -9,6 +9,7 @@ such a package. docs/extending.md shows one.
 
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 from cait import references
 from cait.errors import told_as
-from cait.settings import Rule, names_in
+from cait.settings import Rule, Settings, names_in
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -110,12 +111,17 @@ class Run:
     start: str = ""
     """The checkpoint that it begins from, and its step, as "last.ckpt at step 40"; empty without one."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it leaves anything in its folder: figures or checkpoints."""
+        trainer = self.trainer
+        return not trainer.fast_dev_run and (trainer.logger is not False or trainer.enable_checkpointing is not False)
+
 
 @functools.cache
 def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages."""
-    own = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
-    paths = sorted(own + _contributed())
+    paths = sorted(_packages(FOLDER, GROUP) + _contributed())
     paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
     with told_as("an extra cannot be imported"):  # an installed package may raise anything
         return {name: importlib.import_module(path) for name, path in paths}
@@ -128,20 +134,23 @@ def _contributed() -> list[tuple[str, str]]:
         return []
     if str(root) not in sys.path:
         sys.path.append(str(root))  # processes that this one starts get it too
-    names = [path.parent.name for path in (root / "contrib").glob("*/__init__.py")]
-    return [(name, f"contrib.{name}") for name in names]
+    return _packages(root / "contrib", "contrib")
+
+
+def _packages(folder: Path, prefix: str) -> list[tuple[str, str]]:
+    return [(path.parent.name, f"{prefix}.{path.parent.name}") for path in folder.glob("*/__init__.py")]
 
 
 def of_kind(kind: str) -> list[Any]:
     """What the extras have under this name of `KINDS`, in the order of their names."""
     assert kind in KINDS, kind
-    values = [getattr(extra, kind) for extra in extras().values() if hasattr(extra, kind)]
+    values = [getattr(extra, kind, extra) for extra in extras().values()]
     return [value for value in values if not isinstance(value, ModuleType)]  # a file of this name is no kind
 
 
 def by_name(kind: str) -> dict[str, Any]:
     """The dictionaries that the extras have under this name, in one."""
-    return {key: value for part in of_kind(kind) for key, value in part.items()}
+    return functools.reduce(operator.or_, of_kind(kind), {})
 
 
 def step_callbacks(module: Any, data: Any) -> list[Any]:
@@ -159,18 +168,17 @@ def groups(part: str) -> list[type]:
     return [references.locate(added[part]) for added in of_kind("GROUPS") if part in added]
 
 
-def without_use(root: str, settings: dict[str, Any]) -> list[str]:
+def without_use(root: str, settings: Settings) -> list[str]:
     """The settings of the data that extras add, and that no extra has which opens `root`."""
     used: set[str] = set()
     others: set[str] = set()
     for extra in extras().values():
-        if "data" not in getattr(extra, "GROUPS", {}) or not hasattr(extra, "open_source"):
-            continue
-        names = {*names_in(references.locate(extra.GROUPS["data"]))}
-        if extra.open_source(root, settings) is None:
-            others |= names
-        else:
-            used |= names
+        if "data" in getattr(extra, "GROUPS", {}) and hasattr(extra, "open_source"):
+            names = names_in(references.locate(extra.GROUPS["data"]))
+            if extra.open_source(root, settings) is None:
+                others.update(names)
+            else:
+                used.update(names)
     return sorted(others - used)
 
 

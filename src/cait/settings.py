@@ -87,8 +87,7 @@ class In(Rule):
         return is_above and is_below
 
     def check(self, name: str, value: Any) -> None:
-        numbers = value if isinstance(value, list | tuple) else [value]
-        for number in numbers:
+        for number in listed(value):
             NUMBER.check(name, number)
             if number is not None and not self.holds(number):
                 raise UserError(f"{name} must be {self._words(number)}, got {value}")
@@ -110,8 +109,7 @@ class OneOf(Rule):
 
     def check(self, name: str, value: Any) -> None:
         if value not in self.choices:
-            listed = ", ".join("null" if choice is None else str(choice) for choice in self.choices)
-            raise UserError(f"{name} must be one of {listed}, got {value!r}")
+            raise UserError(f"{name} must be one of {', '.join(map(as_text, self.choices))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -229,6 +227,13 @@ def nested(flat: Mapping[str, Any]) -> Settings:
             inner = inner[group]
         inner[last] = value
     return result
+
+
+def listed(value: Any) -> list[Any]:
+    """One or several values, or none, as a list."""
+    if value is None:
+        return []
+    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def is_in(name: str, groups: Iterable[str]) -> bool:

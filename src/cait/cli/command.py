@@ -20,6 +20,7 @@ from cait.errors import (
     own_line,
     system_error,
     tell,
+    tell_once,
     with_own_line,
 )
 from cait.plugins import Verb
@@ -33,13 +34,11 @@ HEAD = """\
 usage: cait VERB [options]
 
 Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
-
 """
 FOOT = """
 `cait fit --help` lists every setting, `cait VERB --help` the options of a verb.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
-in a YAML file on the command line too: --model.lr 1e-3
-"""
+in a YAML file on the command line too: --model.lr 1e-3"""
 
 # A verb's module is imported only when it is asked for: `cait --help` never waits for Lightning.
 VERBS = {
@@ -61,13 +60,12 @@ def verbs() -> dict[str, Verb]:
     return VERBS | dict(sorted(plugins.by_name("VERBS").items()))
 
 
-def help_text() -> str:
-    """What `cait --help` prints."""
-    text = HEAD
+def _print_help() -> None:
+    print(HEAD)
     for name, verb in verbs().items():
-        indented = verb.help.replace("\n", "\n" + 13 * " ")
-        text += f"  {name:10} {indented}\n"
-    return text + FOOT
+        indented = verb.help.replace("\n", "\n             ")
+        print(f"  {name:10} {indented}")
+    print(FOOT)
 
 
 def main(
@@ -107,8 +105,9 @@ def _report(error: Exception, program: Program) -> int:
     known = error if isinstance(error, UserError) else system_error(error)
     line = own_line(error)
     if line or known is None:
-        for shown in "".join(traceback.format_exception(error)).splitlines():
-            tell(shown)
+        trace = "".join(traceback.format_exception(error))
+        for trace_line in trace.splitlines():
+            tell(trace_line)
     message = with_own_line(str(known), error) if known else error_line(error)
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
     tell(f"cait: error: {'; '.join([message, *notes])}")
@@ -146,7 +145,7 @@ def _end(error: BaseException) -> None:
 
 def _run(argv: list[str], program: Program) -> None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(help_text(), end="")
+        _print_help()
         return
     if argv[0] == "--version":
         print(f"cait {cait.__version__}")
@@ -154,8 +153,8 @@ def _run(argv: list[str], program: Program) -> None:
     _find_own_modules()
     name, *arguments = argv
     verb = _find_verb(name)
-    if not verb.quick and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
-        tell("importing PyTorch ...")
+    if not verb.quick and "torch" not in sys.modules:
+        tell_once("importing PyTorch ...")
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     verb.load()(arguments, program)
 
@@ -172,8 +171,7 @@ def _find_own_modules() -> None:
 
 def _find_verb(name: str) -> Verb:
     known = verbs()
-    if name in known:
-        return known[name]
-    if name in OTHER_NAMES:
-        raise UserError(f"unknown verb {name!r}; did you mean {OTHER_NAMES[name]}?")
-    raise UserError(f"unknown verb {name!r}{did_you_mean(name, known, '; `cait --help` lists them')}")
+    if name not in known:
+        hint = did_you_mean(OTHER_NAMES.get(name, name), known, "; `cait --help` lists them")
+        raise UserError(f"unknown verb {name!r}{hint}")
+    return known[name]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli import saved
-from cait.cli.options import HELP, Line, split_run, split_trust
+from cait.cli.options import HELP, TRUST, Line, split_flag, split_run
 from cait.data.folder import FolderSource
 from cait.data.listing import below, composed, spelled
 from cait.data.table import held_out_paths
@@ -53,10 +53,12 @@ class Row(NamedTuple):
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
     if HELP & {*arguments}:
-        options = [f"  --{setting.name}: {setting.help}" for setting in plugins.settings() if "eval" in setting.verbs]
-        print(USAGE + "\n".join(options))
+        print(USAGE, end="")
+        for setting in plugins.settings():
+            if "eval" in setting.verbs:
+                print(f"  --{setting.name}: {setting.help}")
         return
-    trusted, words = split_trust(arguments)
+    trusted, words = split_flag(TRUST, arguments)
     with trust.only_own(trusted):
         line, folder = _line_of(words, program)
         from cait.cli.lightning import CaiTCLI
@@ -89,9 +91,13 @@ def _settings_to_score(folder: Path) -> Settings:
 
     This machine or the launcher says how many processes start, and not the run.
     """
-    every_image = {"limit_val_batches": None, "overfit_batches": 0}  # whatever share training looked at
     settings: Settings = {
-        "trainer": every_image | {"devices": "auto", "num_nodes": 1},
+        "trainer": {
+            "limit_val_batches": None,  # whatever share training looked at
+            "overfit_batches": 0,
+            "devices": "auto",
+            "num_nodes": 1,
+        },
         "ckpt_path": str(rundir.best_checkpoint(folder, "score")),
         "output": str(folder / rundir.EVALUATION),
     }
@@ -103,9 +109,9 @@ def _settings_to_score(folder: Path) -> Settings:
 def _are_of_run(source: FolderSource, labels: str | None, folder: Path) -> bool:
     """Whether images are those of a run, although its folder or a copy has grown, or its table was corrected."""
     settings = saved.data_settings(folder)
-    root = settings.get("root", "")
-    is_root = _is_same_path(str(source.root), root)
-    is_table = _is_same_path(labels or "", settings.get("labels") or "")
+    root = Path(settings.get("root", ""))
+    is_root = os.path.realpath(source.root) == os.path.realpath(root)
+    is_table = os.path.realpath(labels or "") == os.path.realpath(settings.get("labels") or "")
     file = folder / rundir.VALIDATION
     if not file.is_file():
         return is_root and is_table
@@ -117,11 +123,7 @@ def _are_of_run(source: FolderSource, labels: str | None, folder: Path) -> bool:
         return False
     if is_root:
         return True
-    return held_out <= images and not any(_differs(name, source.root, Path(root)) for name in held_out)
-
-
-def _is_same_path(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
+    return held_out <= images and not any(_differs(name, source.root, root) for name in held_out)
 
 
 def _differs(name: str, root: Path, other_root: Path) -> bool:
@@ -138,13 +140,11 @@ class Scoring:
 
     def __init__(self, cli: Any, folder: Path | None) -> None:
         self.folder = folder
-        self.typed = cli.line.typed
+        self.cli = cli
         self.config = cli.config.validate
         self.trainer = cli.trainer
         self.module = cli.model
         self.data = cli.datamodule
-        self.epoch = cli.checkpoint_epoch
-        self.step = cli.checkpoint_step
         self.chosen = "ema" if cli.uses_average and self.config.ema.decay is not None else "raw"
         """The key of the scores of the weights which other verbs use."""
         self.output = Path(self.config.output or rundir.EVALUATION)
@@ -174,10 +174,8 @@ class Scoring:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         disk.write_json(self.output, result)
         core_rows = self._rows()
-        rows = [*core_rows]
-        for scorer in self.scorers:
-            rows += scorer.rows(core_rows, result)
-        show(result, rows, self.chosen)
+        added = [row for scorer in self.scorers for row in scorer.rows(core_rows, result)]
+        show(result, core_rows + added, self.chosen)
         print(f"by class: {self.output}")
         for scorer in self.scorers:
             scorer.show(result)
@@ -192,7 +190,7 @@ class Scoring:
             if model.pretrained and self.config.ckpt_path is None:
                 source.validate_on(None)
             return
-        if typed := self.typed & {f"data.{name}" for name in source.divided_by}:
+        if typed := self.cli.line.typed & {f"data.{name}" for name in source.divided_by}:
             raise UserError(f"--{min(typed)} does nothing where {folder} says what it held out: leave it out")
         held_out = folder / rundir.VALIDATION
         if not _are_of_run(source, data.get("labels"), folder):
@@ -206,9 +204,11 @@ class Scoring:
         images = len(self.data.val_images)
         is_whole = self.config.trainer.limit_val_batches in (None, 1.0) and not self.module.task.several
         if isinstance(source, FolderSource) and is_whole and scored < images:
-            check = f"`cait check {shlex.quote(str(source.root))}`"
-            missing = f"{images - scored:,} of {images:,} images"
-            tell_once(f"{missing} cannot be read, and are not scored: {check} names them")
+            root = shlex.quote(str(source.root))
+            tell_once(
+                f"{images - scored:,} of {images:,} images cannot be read, and are not scored: "
+                f"`cait check {root}` names them"
+            )
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
@@ -236,8 +236,8 @@ class Scoring:
         config = self.config
         return {
             "weights": config.ckpt_path or config.model.weights or f"timm's {self.module.name}",
-            "epoch": self.epoch,
-            "step": self.step,
+            "epoch": self.cli.checkpoint_epoch,
+            "step": self.cli.checkpoint_step,
             "model": self.module.name,
             **self.data.preprocessing,
             "root": str(self.data.root),
@@ -246,27 +246,28 @@ class Scoring:
         }
 
     def _rows(self) -> list[Row]:
-        standard = ("loss", "acc1", "acc5", "acc1_macro")
-        logged = [key.removeprefix("val/") for key in self.trainer.callback_metrics if key.startswith("val/")]
-        return [
-            Row("top-1", "{:.2f} %", ("acc1",)),
-            Row("top-5", "{:.2f} %", ("acc5",)),
-            Row("mean of the classes", "{:.2f} %", ("acc1_macro",)),
-            Row("loss", "{:.4f}", ("loss",)),
-            *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
-            Row("images", "{:,}", ("images",)),
-        ]
+        titles = {"acc1": "top-1", "acc5": "top-5", "acc1_macro": "mean of the classes"}
+        rows = [Row(title, "{:.2f} %", (name,)) for name, title in titles.items()]
+        names = ["loss"]
+        for key in self.trainer.callback_metrics:
+            name = key.removeprefix("val/")
+            if name != key and name not in ("loss", *titles):
+                names.append(name)
+        rows += [Row(name, "{:.4f}", (name,)) for name in names]
+        return [*rows, Row("images", "{:,}", ("images",))]
 
 
 def show(result: Scores, rows: Sequence[Row], chosen: str) -> None:
     """Print the scores of the raw weights and of their average, and which of both are `chosen`."""
-    scored = [(key, title) for key, title in (("raw", "raw"), ("ema", "EMA")) if key in result]
+    titles = {"raw": "raw"}
+    if "ema" in result:
+        titles["ema"] = "EMA"
+        titles[chosen] += ", in use"
     table = Table("")
-    for key, title in scored:
-        is_chosen = len(scored) > 1 and key == chosen
-        table.add_column(f"{title}, in use" if is_chosen else title, justify="right")
+    for title in titles.values():
+        table.add_column(title, justify="right")
     for row in rows:
-        cells = [_cell(row, result[key]) for key, _ in scored]
+        cells = [_cell(row, result[key]) for key in titles]
         if any(cells):
             table.add_row(row.title, *cells)
     print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")

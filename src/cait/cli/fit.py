@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from cait.cli.options import HELP, Line, split_run, split_trust
+from cait.cli.options import HELP, PRINT_PLAN, TRUST, Line, split_flag, split_run
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import NextRun, Program
@@ -19,14 +19,13 @@ the path of a folder. What you give now wins over the run's own settings.
   --print_plan     print what the run would be, and write nothing
   --trust-config   run the code that a run of somebody else names, or one whose config.yaml you
                    have changed. Read that code first: it may do anything."""
-PRINT_PLAN = {"--print_plan", "--print-plan"}
 
 
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may add settings, such as the row of a table."""
     if HELP & {argument.split("=")[0] for argument in arguments}:
         arguments = ["--help"]
-    words, prints_plan = split_plan(arguments)
+    prints_plan, words = split_flag(PRINT_PLAN, arguments)
     line = Line("fit", words)
     line.extend(program)
     train(line, program, prints_plan)
@@ -38,18 +37,12 @@ def resume(arguments: list[str], program: Program) -> None:
         return
     from cait.guards import trust
 
-    words, prints_plan = split_plan(arguments)
-    trusted, words = split_trust(words)
+    prints_plan, words = split_flag(PRINT_PLAN, arguments)
+    trusted, words = split_flag(TRUST, words)
     folder, words = split_run("resume", words)
     with trust.only_own(trusted):
         line = continued(folder, words, program)
     train(line, program, prints_plan)
-
-
-def split_plan(arguments: list[str]) -> tuple[list[str], bool]:
-    """(the arguments without --print_plan, whether it is among them)"""
-    words = [argument for argument in arguments if argument not in PRINT_PLAN]
-    return words, len(words) < len(arguments)
 
 
 def train(line: Line, program: Program, prints_plan: bool = False) -> None:
@@ -89,17 +82,13 @@ def _continuing(folder: Path, typed: set[str], program: Program) -> Settings:
     if "best_metric" in typed:  # the run's own best_mode was for another
         settings["best_mode"] = None
     if "ckpt_path" not in typed:
-        last = _last_checkpoint(folder, program)
+        from cait.run.checkpoints import newest_whole
+
+        # One process reads the checksums; it alone decides.
+        last = program.processes.from_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
         if last:
             settings["ckpt_path"] = last
             sys.argv += ["--ckpt_path", last]  # the processes that Lightning starts continue from the same one
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
     return settings
-
-
-def _last_checkpoint(folder: Path, program: Program) -> str:
-    """The file to continue from; empty without one. One process reads the checksums; it alone decides."""
-    from cait.run.checkpoints import newest_whole
-
-    return program.processes.from_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from cait import ckpt, plugins
 from cait.cli import noise
 from cait.cli.options import Line, settings_of
-from cait.cli.run_plan import RunPlan, SyncBatchNorms, listed, plan_run, resolve_config
+from cait.cli.run_plan import RunPlan, SyncBatchNorms, plan_run, resolve_config
 from cait.data.datamodule import DataSettings, ImageNetDataModule
 from cait.errors import UserError, error_line
 from cait.guards import configurations, refusals
@@ -28,7 +28,7 @@ from cait.loops import accumulated
 from cait.run import rundir
 from cait.run.checkpoints import LastCheckpoint, newest_whole
 from cait.run.program import Program
-from cait.settings import Settings, check, flatten, nested
+from cait.settings import Settings, check, flatten, listed, nested
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule, ModuleSettings
 
@@ -41,6 +41,7 @@ SUBCOMMANDS = {"fit": "fit", "eval": "validate"}
 class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
+    subcommand: Any
     lock: RunLock | None = None
     unused: refusals.Unused | None = None
     checkpoint: str | None = None
@@ -51,13 +52,16 @@ class CaiTCLI(LightningCLI):
 
     @refusals.in_one_line()
     def __init__(self, line: Line, program: Program, prints_plan: bool = False) -> None:
-        self.line, self.program, self.processes = line, program, program.processes
+        self.line = line
+        self.program = program
+        self.processes = program.processes
         self.prints_plan = prints_plan
+        self.subcommand = SUBCOMMANDS[line.verb]
         noise.hide()
         threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
-        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        options = "[--print_plan] [--NAME VALUE ...]" if line.verb == "fit" else "[--NAME VALUE ...]"
+        strict: Settings = {"exit_on_error": False, "allow_abbrev": False}
+        options = "[--print_plan] " if line.verb == "fit" else ""
         try:
             super().__init__(
                 program.module or CaiTModule,
@@ -67,7 +71,8 @@ class CaiTCLI(LightningCLI):
                 trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                parser_kwargs=strict | {SUBCOMMANDS[line.verb]: strict | {"usage": f"cait {line.verb} {options}"}},
+                parser_kwargs=strict
+                | {self.subcommand: strict | {"usage": f"cait {line.verb} {options}[--NAME VALUE ...]"}},
             )
         except BaseException as error:
             if self.lock:
@@ -80,8 +85,7 @@ class CaiTCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the verb that is run: parsers for all verbs would take a third of a second more."""
-        subcommand = SUBCOMMANDS[self.line.verb]
-        return {subcommand: LightningCLI.subcommands()[subcommand]}
+        return {self.subcommand: LightningCLI.subcommands()[self.subcommand]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the string below a field is its help
@@ -103,28 +107,30 @@ class CaiTCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.{name}")
         parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
-        parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
+        parser.link_arguments("data.task", "model.task", apply_on="instantiate")
         drawn = os.getenv("PL_GLOBAL_SEED", 0)  # what Lightning takes for true
         parser.link_arguments("seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        subcommand, line = SUBCOMMANDS[self.line.verb], self.line
+        subcommand = self.subcommand
+        line = self.line
         shown = [word for word in line.words if word.startswith("--print_config")]
-        words, config = [word for word in line.words if word not in shown], None
+        words = [word for word in line.words if word not in shown]
+        config = None
         try:
             for path, settings in line.layers:
                 config = parser.parse_object({subcommand: self._checked(path, settings)}, config)
             config = parser.parse_args([subcommand, *words], config)
             for step in line.steps:
-                given = line.sources.given(config[subcommand].as_dict())
-                if added := step(given):
+                settings = line.sources.given(config[subcommand].as_dict())
+                if added := step(settings):
                     line.layers.append((None, nested(added)))
-                    config = parser.parse_object({subcommand: nested(given | added)}, config)
+                    config = parser.parse_object({subcommand: nested(settings | added)}, config)
             self.config = parser.parse_args([subcommand, *shown], config) if shown else config
         except ArgumentError as error:
             raise UserError(refusals.explain(str(error), line.verb, self._known())) from error
-        self.processes.follow_launcher(self.config[self.config.subcommand].trainer)
-        if line.verb == "fit":
+        self.processes.follow_launcher(self.config[subcommand].trainer)
+        if subcommand == "fit":
             self._check_settings()
 
     def _check_settings(self) -> None:
@@ -137,17 +143,16 @@ class CaiTCLI(LightningCLI):
         if config.weights_only is False:
             raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
         if config.ckpt_path is None:
-            defaults = self._parser("fit").get_defaults()
-            self.unused = refusals.Unused(config, defaults, self.line.sources)
+            self.unused = refusals.Unused(config, self._parser("fit").get_defaults(), self.line.sources)
             self.unused.check(self.rules)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
-        return list(self._parser(SUBCOMMANDS[self.line.verb]).get_defaults().keys(branches=True))
+        return list(self._parser(self.subcommand).get_defaults().keys(branches=True))
 
     def _checked(self, path: Path | None, settings: Settings) -> Settings:
         """A layer; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
-        trains = self.line.verb == "fit"
+        trains = self.subcommand == "fit"
         if path is not None and path.name == rundir.CONFIG:
             settings, left_out = configurations.without_absent(settings, self._known())
             if left_out and trains:  # another verb has none of the settings of training
@@ -155,30 +160,31 @@ class CaiTCLI(LightningCLI):
         return settings if trains else configurations.without_classes(settings)
 
     def _parse_ckpt_path(self) -> None:
-        config = self.config[self.config.subcommand]
+        config = self.config[self.subcommand]
         for name in self.line.typed & {"model.weights", "model.pretrained", "model.fields.layer_scale_init"}:
             if config.ckpt_path is not None and flatten(config.as_dict()).get(name):
                 raise UserError(f"--{name} is not read beside the checkpoint {config.ckpt_path}: leave it out")
-        if self.config.subcommand == "fit":
+        if self.subcommand == "fit":
             self._meet()
         # Lightning would silently prefer the checkpoint's hyper-parameters to the command line. Here the
         # configuration says what the model is, and a checkpoint that does not fit is refused.
-        if config.ckpt_path is None:
-            if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
-                ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
-                raise UserError(f"nothing to score: {ways}")
-        else:
+        if config.ckpt_path is not None:
             self.checkpoint = config.ckpt_path
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.uses_average = ckpt.uses_average(checkpoint)
-            self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
+            self.checkpoint_epoch = checkpoint.get("epoch")
+            self.checkpoint_step = checkpoint["global_step"]
+        elif self.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
+            raise UserError(
+                "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
+            )
 
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
         restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
-        if config.trainer.fast_dev_run or not any(int(count) for count in restarts):
+        if config.trainer.fast_dev_run or not any(map(int, restarts)):
             return
         folder = self._run_folder() / rundir.CHECKPOINTS
         if config.ckpt_path is None or not _is_in(folder, config.ckpt_path):
@@ -204,32 +210,42 @@ class CaiTCLI(LightningCLI):
 
     def _take_folder(self) -> Path:
         """The run's folder, locked. Raises UserError if it holds a run and this one does not go on with it."""
-        folder, start = self._run_folder(), self.config.fit.ckpt_path
+        folder = self._run_folder()
+        start = self.config.fit.ckpt_path
         is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # set from the launcher's variables
         if self.config.fit.trainer.fast_dev_run or not is_first:
             return folder
         if not self.prints_plan:
             self.lock = RunLock(folder)
+        checkpoints = folder / rundir.CHECKPOINTS
         resumes = any(path == folder / rundir.CONFIG for path, _ in self.line.layers)  # maybe from elsewhere
-        goes_on = start and (resumes or _is_in(folder / rundir.CHECKPOINTS, start))
-        if rundir.checkpoints(folder / rundir.CHECKPOINTS) and not goes_on:
+        goes_on = start and (resumes or _is_in(checkpoints, start))
+        if rundir.checkpoints(checkpoints) and not goes_on:
             resume = self.program.command("resume", folder)
             raise UserError(f"{folder} holds a run: go on with `{resume}` or give another --run_name")
         return folder
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
-        if self.config[self.subcommand].ckpt_path is not None:
+        if self.checkpoint:
             self.model.starts_anew = False  # the weights that it began with may be gone
-        has_own_bar = any(isinstance(callback, ProgressBar) for callback in listed(settings.callbacks))
-        if not (has_own_bar or sys.stdout.isatty()):  # a bar would fill a log
+        if not (_has(ProgressBar, listed(settings.callbacks)) or sys.stdout.isatty()):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
         kwargs["plugins"] = self._plugins(settings)
         if self.subcommand == "fit":
-            kwargs |= self._apply(self._plan(settings, kwargs["plugins"]))
+            plan = self._plan(settings, kwargs["plugins"])
+            if self.prints_plan:
+                print(plan)
+                raise SystemExit(0)
+            self.config.fit = plan.run.config
+            kwargs |= plan.trainer
+            kwargs["callbacks"] = [callback for callback, _ in plan.callbacks]
+            if self.lock:
+                # After `LastCheckpoint`, whose errors keep the run from being finished.
+                kwargs["callbacks"].insert(1, self.lock)
         else:
-            callbacks = [*listed(settings.callbacks), StepSeed(self.datamodule.seed)]
-            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": callbacks}
+            kwargs["logger"] = kwargs["enable_checkpointing"] = False
+            kwargs["callbacks"] = [*listed(settings.callbacks), StepSeed(self.datamodule.seed)]
         trainer = super().instantiate_trainer(**kwargs)
         refusals.check_strategy(trainer, settings)
         refusals.check_processes(trainer, self.processes.started())
@@ -243,14 +259,13 @@ class CaiTCLI(LightningCLI):
 
     def _plugins(self, settings: Any) -> list[Any]:
         """The Trainer's plugins, with those for --trainer.sync_batchnorm and for SLURM unless there are others."""
-        present, cluster = listed(settings.plugins), self.processes.cluster()
-        added: list[Any] = []
-        if settings.sync_batchnorm and not any(isinstance(plugin, LayerSync) for plugin in present):
-            added.append(SyncBatchNorms())
-        has_cluster = any(isinstance(plugin, ClusterEnvironment) for plugin in present)
-        if isinstance(cluster, SLURMEnvironment) and not has_cluster:
-            added.append(cluster)
-        return present + added
+        trainer_plugins = listed(settings.plugins)
+        cluster = self.processes.cluster()
+        if settings.sync_batchnorm and not _has(LayerSync, trainer_plugins):
+            trainer_plugins.append(SyncBatchNorms())
+        if isinstance(cluster, SLURMEnvironment) and not _has(ClusterEnvironment, trainer_plugins):
+            trainer_plugins.append(cluster)
+        return trainer_plugins
 
     def _plan(self, settings: Any, trainer_plugins: list[Any]) -> RunPlan:
         """What the run will be. Its folder is taken before, so that nothing in it changes meanwhile."""
@@ -264,20 +279,18 @@ class CaiTCLI(LightningCLI):
         first_step = (self.checkpoint_step or 0) if goes_on else 0  # a new run may start from another's checkpoint
         start = f"{self.checkpoint} at step {self.checkpoint_step}" if self.checkpoint else ""
         config = resolve_config(self.config.fit, self.model)
-        parts = self.datamodule, self.model, first_step, self.program, self.line.typed, start
-        run = plugins.Run(config, settings, folder, *parts)
+        run = plugins.Run(
+            config,
+            settings,
+            folder,
+            self.datamodule,
+            self.model,
+            first_step,
+            self.program,
+            self.line.typed,
+            start,
+        )
         return plan_run(run, self._parser("fit").dump(config, skip_none=False), trainer_plugins)
-
-    def _apply(self, plan: RunPlan) -> dict[str, Any]:
-        """Let the run be as planned: the arguments of its Trainer. With --print_plan print the plan and exit."""
-        if self.prints_plan:
-            print(plan)
-            raise SystemExit(0)
-        self.config.fit = plan.run.config
-        callbacks = [callback for callback, _ in plan.callbacks]
-        if self.lock:
-            callbacks.insert(1, self.lock)  # after `LastCheckpoint`, whose errors keep the run from being finished
-        return plan.trainer | {"callbacks": callbacks}
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
@@ -294,14 +307,21 @@ class CaiTCLI(LightningCLI):
 
     def _keep_held_out(self) -> None:
         """Validate on the images that the run has held out. Raises UserError if a setting asks for others."""
-        config = rundir.config(self.run_dir)
-        before = next((layer for path, layer in self.line.layers if path == config), {}).get("data") or {}
-        for name in getattr(self.datamodule.source, "divided_by", ()):
-            was, now = before.get(name), self.config.fit.data.get(name)
-            if name in before and was != now and self.datamodule.validation_path.is_file():
-                kept = f"the run validates on the images of {self.datamodule.validation_path}"
-                raise UserError(f"{kept}; leave out --data.{name}, which was {was}, or start a new run")
-        self.datamodule.keep_held_out()
+        data = self.datamodule
+        before = dict(self.line.layers).get(rundir.config(self.run_dir), {}).get("data") or {}
+        for name in getattr(data.source, "divided_by", ()):
+            is_changed = name in before and before[name] != self.config.fit.data.get(name)
+            if is_changed and data.validation_path.is_file():
+                raise UserError(
+                    f"the run validates on the images of {data.validation_path}; "
+                    f"leave out --data.{name}, which was {before[name]}, or start a new run"
+                )
+        data.keep_held_out()
+
+
+def _has(kind: type, objects: list[Any]) -> bool:
+    """Whether an object of this class is among them."""
+    return any(isinstance(value, kind) for value in objects)
 
 
 def _is_in(folder: Path, file: str) -> bool:

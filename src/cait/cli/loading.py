@@ -1,6 +1,5 @@
 """The network of a run, of a checkpoint or of a file of weights, and how its images are prepared."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.guards import trust
 from cait.run import rundir
+from cait.run.program import Program
 from cait.settings import Settings, group
 
 
@@ -82,9 +82,9 @@ def load(
     Returns:
         the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
     """
-    path, folder = checkpoint_of(str(source), "load")
+    path, folder = checkpoint_of(source, "load")
     with trust.only_own(trust_config):
-        loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
+        loaded = from_checkpoint(path, folder, False if raw else None, None, module, data)
     trained = loaded.module
     trained.class_names = loaded.class_names
     trained.reading = loaded.data.settings
@@ -99,7 +99,14 @@ def device() -> Any:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
+def load_run(options: Any, checkpoint: Path, folder: Path | None, program: Program) -> Loaded:
+    """`from_checkpoint` with the weights and the trust that the options of a verb say, see `Options.add_weights`."""
+    img_size = vars(options).get("img_size")
+    with trust.only_own(options.trusted):
+        return from_checkpoint(checkpoint, folder, options.ema, img_size, program.module, program.data)
+
+
+def checkpoint_of(source: str | Path, purpose: str) -> tuple[Path, Path | None]:
     """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
 
     A UserError names the `purpose`, such as "visualize".
@@ -110,10 +117,9 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
         if folder:
             disk.check_inside(folder)
         return path, folder
-    is_run = path.is_dir() or (rundir.LOGS / path).is_dir()
-    if path.suffix in ckpt.WEIGHTS and not is_run:
+    if path.suffix in ckpt.WEIGHTS and not (path.is_dir() or (rundir.LOGS / path).is_dir()):
         ckpt.check_weights(path)
-    folder = rundir.folder_of(source)
+    folder = rundir.folder_of(str(source))
     return rundir.best_checkpoint(folder, purpose), folder
 
 
@@ -172,8 +178,8 @@ def _lightning_module(path: Path, checkpoint: ckpt.Checkpoint, averaged: bool, m
     from cait.model.network import at_most
     from cait.train.module import CaiTModule, ModuleSettings
 
-    weights = ckpt.chosen_weights(checkpoint, path, averaged)
     module_class = module_class or CaiTModule
+    weights = ckpt.chosen_weights(checkpoint, path, averaged)
     settings = checkpoint["hyper_parameters"] | {"weights": None, "teacher_path": None}
     try:
         with at_most(checkpoint["state_dict"]):
@@ -207,8 +213,7 @@ def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
     if not names:
         return [f"class {index}" for index in range(num_classes)]
     if names != imagenet.label_names():
-        return [printable(name) for name in names]
+        return [*map(printable, names)]
     synonyms = imagenet.label_descriptions()
     words = [text.partition(",")[0] for text in synonyms]
-    counts = Counter(words)
-    return [word if counts[word] == 1 else text for word, text in zip(words, synonyms, strict=True)]
+    return [word if words.count(word) == 1 else text for word, text in zip(words, synonyms, strict=True)]

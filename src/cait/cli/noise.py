@@ -3,7 +3,7 @@
 import logging
 import warnings
 
-from cait.errors import printable
+from cait.errors import printable_lines
 
 MESSAGES = (
     "💡 Tip",
@@ -37,6 +37,6 @@ def hide() -> None:
 def _is_shown(record: logging.LogRecord) -> bool:
     """Whether to show what Lightning, or we through it, say; names from files are made `printable`."""
     text = record.getMessage()
-    record.msg = "\n".join(printable(line) for line in text.split("\n"))
+    record.msg = printable_lines(text)
     record.args = ()
     return not text.lstrip().startswith(MESSAGES)

@@ -14,6 +14,7 @@ from cait.run.program import Program
 from cait.settings import In, Needs, Settings, flatten
 
 TRUST = "--trust-config"
+PRINT_PLAN = "--print-plan"
 HELP = {"-h", "--help"}
 CHECKPOINTS = Needs("checkpoints", "trainer.enable_checkpointing", lambda enabled: enabled is not False)
 VALIDATION = Needs(
@@ -77,15 +78,28 @@ class Options(argparse.ArgumentParser):
 
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
-        told = "run the code that a run names and this account has not signed"
-        self.add_argument(TRUST, "--trust_config", action="store_true", dest="trusted", help=told)
+        self.add_argument(
+            TRUST,
+            "--trust_config",
+            action="store_true",
+            dest="trusted",
+            help="run the code that a run names and this account has not signed",
+        )
 
     def add_weights(self) -> None:
-        """Take --raw or --ema, as `ema`: False or True, or None for the weights that chose the checkpoint."""
+        """Take what `cait.cli.loading.load_run` needs of a run: `add_trust`, and --raw or --ema as `ema`.
+
+        That is False or True, or None for the weights that chose the checkpoint.
+        """
         which = self.add_mutually_exclusive_group()
-        raw, ema = "the raw weights", "their moving average; default: those that chose best.ckpt"
-        which.add_argument("--raw", action="store_const", const=False, dest="ema", help=raw)
-        which.add_argument("--ema", action="store_const", const=True, help=ema)
+        which.add_argument("--raw", action="store_false", default=None, dest="ema", help="the raw weights")
+        which.add_argument(
+            "--ema",
+            action="store_true",
+            default=None,
+            help="their moving average; default: those that chose best.ckpt",
+        )
+        self.add_trust()
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` lists what there is")
@@ -112,7 +126,8 @@ class Line:
         self.verb = verb
         self.layers: list[Layer] = [(path, read(path)) for path in map(find_config, files.config)]
         """Settings as values, with the file that they are from, if any."""
-        self.layers += [(None, {group: load_group(text)}) for group in GROUPS for text in vars(files)[group]]
+        for group in GROUPS:
+            self.layers += [(None, {group: load_group(text)}) for text in vars(files)[group]]
         self.steps: list[Callable[[Settings], Settings]] = []
         """Functions from the settings that are given, by name, to those to add."""
 
@@ -132,9 +147,9 @@ class Line:
         return typed(self.words)
 
 
-def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:
-    """(whether --trust-config is given, the other arguments)"""
-    others = [argument for argument in arguments if argument.replace("_", "-") != TRUST]
+def split_flag(flag: str, arguments: list[str]) -> tuple[bool, list[str]]:
+    """(whether a flag is given, with dashes or as "--trust_config", the other arguments)"""
+    others = [argument for argument in arguments if argument.replace("_", "-") != flag]
     return len(others) < len(arguments), others
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +18,6 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import CONTROL, UserError, console, printable, tell
-from cait.guards import trust
 from cait.run.program import Program
 
 WIDEST = 48
@@ -36,9 +36,7 @@ def predict(arguments: list[str], program: Program) -> None:
     paths = [path for source in asked.images for path in _paths(source)]
     if not paths:
         raise UserError("no names on standard input")
-    with trust.only_own(asked.trusted):
-        loaded = loading.from_checkpoint(checkpoint, folder, asked.ema, None, program.module, program.data)
-        _write(loaded, paths, asked)
+    _write(loading.load_run(asked, checkpoint, folder, program), paths, asked)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -47,11 +45,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, or - for names on standard input")
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
-    most = "classes of each image; default 5, or all that seem right where images have several"
-    options.add_argument("--top_k", type=int, metavar="K", help=most)
+    options.add_argument(
+        "--top_k",
+        type=int,
+        metavar="K",
+        help="classes of each image; default 5, or all that seem right where images have several",
+    )
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_weights()
-    options.add_trust()
     asked = options.parse_intermixed_args(arguments)
     if asked.format is None:
         suffix = asked.output.suffix[1:] if asked.output else ""
@@ -68,9 +69,7 @@ def _paths(source: str) -> Iterable[str]:
     if source == "-":
         text = os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff")
         return filter(None, text.replace("\r\n", "\n").split("\n"))
-    if os.path.isdir(source):
-        return (path for path, _ in scan_flat(Path(source)))
-    return [source]  # a missing file gets a row too
+    return dict(scan_flat(Path(source))) if os.path.isdir(source) else [source]  # a missing file gets a row too
 
 
 def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]) -> Iterator[Row]:
@@ -82,19 +81,18 @@ def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadabl
     remaining = iter(paths)
     for probabilities, labels in loaded.judge(Images((path, 0) for path in paths)):
         finite = probabilities.isfinite().all(dim=1)
-        predictions = iter(loaded.task.best(probabilities[finite], loaded.class_names, top_k))
-        for label, is_finite in zip(labels.tolist(), finite.tolist(), strict=True):
+        predictions = loaded.task.best(probabilities.nan_to_num(), loaded.class_names, top_k)
+        for label, is_finite, best in zip(labels.tolist(), finite.tolist(), predictions, strict=True):
             path = next(remaining)
-            best = next(predictions) if is_finite else None
             if label < 0:
                 error = _why_unreadable(path, data.settings)
                 unreadable.append(path)
                 tell(f"cannot read {path}: {error}")
                 yield {"path": path, "error": error}
-            elif best is None:
-                raise UserError(f"the network has no finite probabilities for {path}")
-            else:
+            elif is_finite:
                 yield {"path": path, "predictions": best}
+            else:
+                raise UserError(f"the network has no finite probabilities for {path}")
 
 
 def _why_unreadable(path: str, reading: Any) -> str:
@@ -113,9 +111,13 @@ def _write(loaded: loading.Loaded, paths: list[str], asked: argparse.Namespace) 
     unreadable: list[str] = []
     screen = console(stderr=True)
     shows_rows = asked.output is None and sys.stdout.isatty()
-    # Without a thread of its own, which might hold a lock that the loader's processes need when they are forked.
-    is_hidden = shows_rows or not screen.is_terminal
-    bar = Progress(console=screen, transient=True, redirect_stdout=False, disable=is_hidden, auto_refresh=False)
+    bar = Progress(
+        console=screen,
+        transient=True,
+        redirect_stdout=False,
+        disable=shows_rows or not screen.is_terminal,
+        auto_refresh=False,  # a thread of its own might hold a lock that the loader's processes need when forked
+    )
     with bar, _file(asked.output) as file:
         rows = bar.track(_rows(loaded, paths, asked.top_k, unreadable), len(paths), description="images")
         FORMATS[asked.format](file, rows, paths, loaded, asked.top_k)
@@ -172,14 +174,12 @@ def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, to
     writer.writerow([*columns, "error"])
     for row in rows:
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
-        predictions = row.get("predictions", [])
-        cells = [path]
+        names = [best["class"] for best in row.get("predictions", ())]
+        figures = [f"{best['probability']:.4f}" for best in row.get("predictions", ())]
         if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
-            cells.append(";".join(best["class"] for best in predictions) or ";")
-            cells.append(";".join(f"{best['probability']:.4f}" for best in predictions))
-        else:
-            for best in predictions:
-                cells += [best["class"], f"{best['probability']:.4f}"]
+            names = [";".join(names) or ";"]
+            figures = [";".join(figures)]
+        cells = [path, *chain(*zip(names, figures, strict=True))]
         padding = [""] * (len(columns) - len(cells))
         writer.writerow([*cells, *padding, row.get("error", "")])
 

@@ -17,6 +17,7 @@ from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
 from cait.run.loggers import run_loggers
+from cait.settings import Settings, listed
 from cait.train.callbacks import StepSeed
 from cait.train.metrics import known_mode, metric_of_best
 
@@ -52,6 +53,10 @@ class SyncBatchNorms(TorchSyncBatchNorm):
         return model  # in evaluation it computes as before
 
 
+Planned = list[tuple[Callback, str]]
+"""Callbacks in the order of their hooks, each with the reason for its place."""
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """A run that is about to train. Nothing of it has happened."""
@@ -59,24 +64,24 @@ class RunPlan:
     run: plugins.Run
     best_mode: str
     """Which value of `run.config.best_metric` is best, "max" or "min"."""
-    trainer: dict[str, Any]
+    trainer: Settings
     """Arguments of the Trainer that win over its settings."""
-    callbacks: list[tuple[Callback, str]]
-    """The callbacks in the order of their hooks, each with the reason for its place."""
+    callbacks: Planned
 
     def __str__(self) -> str:
         """As `--print_plan` prints it."""
-        loggers = [type(logger).__name__ for logger in self.trainer.get("logger", [])]
+        loggers = ", ".join(type(logger).__name__ for logger in self.trainer.get("logger", []))
         best = {"max": "largest", "min": "smallest"}[self.best_mode]
-        lines = [
-            f"folder     {self.run.folder}",
-            f"start      {self.run.start or 'a new run'}",
-            f"best.ckpt  by the {best} {self.run.config.best_metric}",
-            f"loggers    {', '.join(loggers) or 'none'}, every {self.trainer['log_every_n_steps'] or 50} steps",
-            "callbacks, in the order of their hooks:",
-            *(f"  {type(callback).__name__:20} {reason}" for callback, reason in self.callbacks),
-        ]
-        return "\n".join(lines)
+        text = (
+            f"folder     {self.run.folder}\n"
+            f"start      {self.run.start or 'a new run'}\n"
+            f"best.ckpt  by the {best} {self.run.config.best_metric}\n"
+            f"loggers    {loggers or 'none'}, every {self.trainer['log_every_n_steps'] or 50} steps\n"
+            "callbacks, in the order of their hooks:"
+        )
+        for callback, reason in self.callbacks:
+            text += f"\n  {type(callback).__name__:20} {reason}"
+        return text
 
 
 def plan_run(run: plugins.Run, text: str, trainer_plugins: list[Any]) -> RunPlan:
@@ -90,49 +95,47 @@ def plan_run(run: plugins.Run, text: str, trainer_plugins: list[Any]) -> RunPlan
         UserError: a setting that cannot be used.
     """
     settings = run.trainer
-    best_mode = run.config.best_mode
-    if best_mode is None:
-        best_mode = known_mode(run.config.best_metric, run.module.val_metrics.own)
+    best_mode = run.config.best_mode or known_mode(run.config.best_metric, run.module.val_metrics.own)
     saves = settings.enable_checkpointing is not False and not settings.fast_dev_run
     if saves:
         trainer_plugins = [*trainer_plugins, DurableCheckpointIO()]
     log_every = settings.log_every_n_steps
     if settings.max_steps > 0:  # a trial of a few steps logs metrics too
         log_every = min(log_every or 50, settings.max_steps)
-    trainer: dict[str, Any] = {
+    trainer: Settings = {
         "default_root_dir": run.folder,
         "plugins": trainer_plugins,
         "log_every_n_steps": log_every,
     }
     if settings.logger is not False:
-        named = [] if settings.logger is True else listed(settings.logger)
-        trainer["logger"] = [*run_loggers(run.folder, run.first_step), *named]
+        loggers = [] if settings.logger is True else listed(settings.logger)
+        trainer["logger"] = run_loggers(run.folder, run.first_step) + loggers
     return RunPlan(run, best_mode, trainer, _callbacks(run, text, best_mode, saves))
 
 
-def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> list[tuple[Callback, str]]:
+def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> Planned:
     """All callbacks of a run but for those that Lightning adds: a bar, and the EMA of `--ema`, at the end."""
-    config, folder = run.config, run.folder / rundir.CHECKPOINTS
-    callbacks: list[tuple[Callback, str]] = []
+    config = run.config
+    folder = run.folder / rundir.CHECKPOINTS
+    first: list[Callback] = []
+    last: list[Callback] = []
     if saves:
-        last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
-        callbacks.append((last, "first: when a batch begins, it saves what all did at the end of the one before"))
-    for callback in listed(run.trainer.callbacks):
-        callbacks.append((callback, "--trainer.callbacks"))
-    callbacks.append((StepSeed(run.data.seed), "before all that may draw random numbers in a step"))
-    if not run.trainer.fast_dev_run:
-        callbacks.append((SaveConfig(text), "before extras write to the run's folder"))
-    for callback in plugins.step_callbacks(run.module, run.data):
-        callbacks.append((callback, "an extra: how a step is computed"))
-    for make in plugins.of_kind("callbacks"):
-        callbacks += [(callback, "an extra") for callback in make(run)]
-    guard = NonFiniteGuard(run.folder, config.max_nonfinite_steps)
-    callbacks.append((guard, "after extras that change gradients: it takes their norm"))
-    callbacks.append((UnreadableReport(run.data), "counts at the end of an epoch"))
-    if saves:
-        best = BestCheckpoint(folder, config.best_metric, best_mode)
-        callbacks.append((best, "last: all metrics are there, and all states are those after the validation"))
-    return callbacks
+        first = [LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)]
+        last = [BestCheckpoint(folder, config.best_metric, best_mode)]
+    by_reason: dict[str, list[Callback]] = {
+        "first: when a batch begins, it saves what all did at the end of the one before": first,
+        "--trainer.callbacks": listed(run.trainer.callbacks),
+        "before all that may draw random numbers in a step": [StepSeed(run.data.seed)],
+        "before extras write to the run's folder": [] if run.trainer.fast_dev_run else [SaveConfig(text)],
+        "an extra: how a step is computed": plugins.step_callbacks(run.module, run.data),
+        "an extra": [callback for make in plugins.of_kind("callbacks") for callback in make(run)],
+        "after extras that change gradients: it takes their norm": [
+            NonFiniteGuard(run.folder, config.max_nonfinite_steps)
+        ],
+        "counts at the end of an epoch": [UnreadableReport(run.data)],
+        "last: all metrics are there, and all states are those after the validation": last,
+    }
+    return [(callback, reason) for reason, callbacks in by_reason.items() for callback in callbacks]
 
 
 def resolve_config(config: Any, module: Any) -> Any:
@@ -141,10 +144,3 @@ def resolve_config(config: Any, module: Any) -> Any:
     kept.ckpt_path = None
     kept.best_metric = metric_of_best(config.best_metric, module.task.metric, config.ema.decay is not None)
     return kept
-
-
-def listed(value: Any) -> list[Any]:
-    """One or several of something, or none, as a list."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

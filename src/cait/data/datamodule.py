@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, loops, plugins, references, seeds
+from cait.ckpt import State
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, not_listed
 from cait.data.loader import Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
@@ -68,20 +69,22 @@ class ImageNetDataModule(LightningDataModule):
     def __init__(self, *first: Any, **settings: Any) -> None:
         super().__init__()
         check_names(self, DataSettings, settings)
-        self.settings = DataSettings(*first, **settings)
-        if self.settings.in_chans != self.settings.channels and not self.has_own_eval_transform:
-            why = "images have 3 channels (RGB) or 1 (gray); others need data.reader, or transforms of your own"
-            raise UserError(f"--model.fields.in_chans {self.settings.in_chans}: {why}")
-        root = self.settings.root
-        self.root = root.rstrip("/") if "://" in root else Path(root)
-        self.img_size = self.settings.img_size
-        self.num_workers = self.settings.num_workers
-        self.seed = self.settings.seed
-        self.check_resume = self.settings.check_resume
-        self.normalize_and_erase = NormalizeAndErase(self.settings.mean, self.settings.std)
-        self.batch_size = self.settings.batch_size
-        scored_at_once = min(self.batch_size, EVAL_BATCH) if self.settings.global_batch else self.batch_size
-        self.eval_batch_size = self.settings.eval_batch_size or scored_at_once
+        chosen = DataSettings(*first, **settings)
+        self.settings = chosen
+        if chosen.in_chans != chosen.channels and not self.has_own_eval_transform:
+            raise UserError(
+                f"--model.fields.in_chans {chosen.in_chans}: images have 3 channels (RGB) or 1 (gray); "
+                "others need data.reader, or transforms of your own"
+            )
+        self.root = chosen.root.rstrip("/") if "://" in chosen.root else Path(chosen.root)
+        self.img_size = chosen.img_size
+        self.num_workers = chosen.num_workers
+        self.seed = chosen.seed
+        self.check_resume = chosen.check_resume
+        self.normalize_and_erase = NormalizeAndErase(chosen.mean, chosen.std)
+        self.batch_size = chosen.batch_size
+        most = EVAL_BATCH if chosen.global_batch else chosen.batch_size
+        self.eval_batch_size = chosen.eval_batch_size or min(chosen.batch_size, most)
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
@@ -149,8 +152,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        of_labels, sets = torch.bincount(self.train_labels, minlength=len(self.label_names)), self._label_sets
-        counts = of_labels if sets is None else of_labels.double() @ sets.cpu().double()
+        counts = torch.bincount(self.train_labels, minlength=len(self.label_names))
+        if self._label_sets is not None:
+            counts = counts.double() @ self._label_sets.cpu().double()
         return counts.long().tolist()
 
     @cached_property
@@ -175,8 +179,10 @@ class ImageNetDataModule(LightningDataModule):
         return torch.as_tensor(np.asarray(labels)).long()
 
     def summary(self) -> str:
-        images = f"{len(self.source.train):,} training and {len(self.source.val):,} validation images"
-        return f"{self.root}: {images}, {self.num_classes} classes{not_listed(getattr(self.source, 'left_out', {}))}"
+        return (
+            f"{self.root}: {len(self.source.train):,} training and {len(self.source.val):,} validation images, "
+            f"{self.num_classes} classes{not_listed(getattr(self.source, 'left_out', {}))}"
+        )
 
     # How images are read
 
@@ -215,18 +221,20 @@ class ImageNetDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """List the images. Raises UserError if they cannot be used."""
-        if self.trainer is None:
+        if not self.trainer:
             self.prepare_data()
         elif stage == "fit":
             self.share_batch(self.trainer)
         self._check_names()
-        train, val = self.source.train, self.source.val
+        train = self.source.train
+        val = self.source.val
         self.unreadable = UnreadableImages(self.unreadable_path, self.settings.bad_allowed(len(train) + len(val)))
-        self.val_images, self.predict_samples = self._eval_images(val, self.unreadable), val
+        self.val_images = self._eval_images(val, self.unreadable)
+        self.predict_samples = val
         if stage in ("fit", None):
             transform = self.train_transform
-            open_image = (transform if transform is self.pipeline else self.settings).open
-            self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
+            opener = transform if transform is self.pipeline else self.settings
+            self.train_images = TrainImages(train, opener.open, transform, self.seed, self.unreadable)
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have
 
@@ -234,8 +242,7 @@ class ImageNetDataModule(LightningDataModule):
         """Raise UserError if `class_names` are too few, too many or in another order; other names are welcome."""
         names = self.class_names
         listed = self.source.class_names
-        is_other_order = names != listed and {*names} == {*listed}
-        if len(names) != len(listed) or is_other_order:
+        if len(names) != len(listed) or (names != listed and {*names} == {*listed}):
             raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(listed)}; leave it out")
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
@@ -243,18 +250,22 @@ class ImageNetDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
+        images = self.train_images
+        size = self.batch_size
         rank, world_size = self.rank_and_world()
-        how = (self.batch_size, self.seed, self.settings.repeats, rank, world_size)
-        sampler = TrainBatchSampler(len(self.train_images), *how, self.order)
+        sampler = TrainBatchSampler(len(images), size, self.seed, self.settings.repeats, rank, world_size, self.order)
         if len(sampler) == 0:
-            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
-            raise UserError(f"{len(self.train_images)} training images {lacks}")
-        settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
-        return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
+            raise UserError(
+                f"{len(images)} training images do not fill one batch of {size} on {world_size} process(es); "
+                "lower --data.batch_size"
+            )
+        settings = self._loading(size, 1 if self.train_transform is self.pipeline else 4)
+        return Loader(images, batch_sampler=sampler, position=self._position, **settings)
 
     def keep_held_out(self) -> None:
         """Validate on the images that the run has held out so far, even if its folder has grown since."""
-        path, source = self.validation_path, self.source
+        path = self.validation_path
+        source = self.source
         if path is None or not isinstance(source, FolderSource):
             return
         if path.is_file():
@@ -264,9 +275,10 @@ class ImageNetDataModule(LightningDataModule):
             rank_zero_info(f"{path} is gone: {self.root} is divided anew, and what was trained on may validate")
 
     def _write_held_out(self) -> None:
-        path, source = self.validation_path, self.source
-        is_first = self.rank_and_world()[0] == 0
-        if path and is_first and isinstance(source, FolderSource) and source.holds_out:
+        path = self.validation_path
+        source = self.source
+        rank, _ = self.rank_and_world()
+        if path and rank == 0 and isinstance(source, FolderSource) and source.holds_out:
             write_held_out(path, source.val, self.root, self.label_names)
 
     def val_dataloader(self) -> Loader:
@@ -289,33 +301,35 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = dict(batch_size=self.eval_batch_size) | self._loading(self.eval_batch_size)
-        return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
+        sampler = ShardSampler(len(images), rank, world_size)
+        return Loader(images, sampler=sampler, batch_size=self.eval_batch_size, **self._loading(self.eval_batch_size))
 
-    def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+    def _loading(self, batch_size: int, bytes_a_value: int = 1) -> Settings:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers = self.workers(self.trainer.num_devices if self.trainer else 1)
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
-        return worker_start(workers, under_trainer=self.trainer is not None) | dict(
+        under_trainer = self.trainer is not None
+        return worker_start(workers, under_trainer) | dict(
             collate_fn=self.pipeline.collate(workers, size) if self.pipeline else default_collate,
-            finish=None if self.trainer is not None else self._labelled,
+            finish=None if under_trainer else self._labelled,
             pin_memory=torch.cuda.is_available(),
         )
 
     def workers(self, processes: int) -> int:
         """Loader processes for each of the `processes` that train on this node."""
-        return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
+        return min(16, cores.share(processes)) if self.num_workers is None else self.num_workers
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalize and erase a batch on its device, and mix it if it is a training batch."""
-        if self.trainer is not None and self.trainer.predicting:
+        trainer = self.trainer
+        if trainer and trainer.predicting:
             return self._normalized(batch)
         images, labels = self._labelled(batch)
-        if self.trainer is None or not self.trainer.training or not self.settings.mixes:
-            return images, labels
-        # Lightning has not counted this batch yet.
-        seed = seeds.batch_mixing(self.seed, *self._position(), self.trainer.global_rank)
-        return self.settings.mix(images, labels, self.num_classes, seed)
+        if trainer and trainer.training and self.settings.mixes:
+            # Lightning has not counted this batch yet.
+            seed = seeds.batch_mixing(self.seed, *self._position(), trainer.global_rank)
+            return self.settings.mix(images, labels, self.num_classes, seed)
+        return images, labels
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *rest = batch
@@ -337,7 +351,8 @@ class ImageNetDataModule(LightningDataModule):
     # Processes and steps
 
     def rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        trainer = self.trainer
+        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
 
     @property
     def world_batch_size(self) -> int:
@@ -346,33 +361,36 @@ class ImageNetDataModule(LightningDataModule):
 
     def share_batch(self, trainer: Trainer) -> None:
         """Make `batch_size` this process's part of a `global_batch`. Raises UserError if the parts are not even."""
-        images, parts, left = self.batch_size, 1, 0
+        images = self.batch_size
+        batches = 1
         if self.settings.global_batch:
-            images, parts = self.settings.batch_size, trainer.world_size * loops.accumulated(trainer, 0)
-            self.batch_size, left = divmod(images, parts)
+            images = self.settings.batch_size
+            batches = trainer.world_size * loops.accumulated(trainer, 0)
+            self.batch_size = images // batches
             self.eval_batch_size = self.settings.eval_batch_size or self.batch_size
         is_odd = self.settings.mixes and self.batch_size % 2
-        if is_odd and parts == 1:
+        if is_odd and batches == 1:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {images}")
-        if left or self.batch_size < 1 or is_odd:
-            batches = f"{parts} batches (processes × accumulation), of even numbers for Mixup and CutMix"
-            remedy = "change it, or set --data.global_batch false"
-            raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
+        if is_odd or images % batches:
+            raise UserError(
+                f"--data.batch_size {images} cannot be shared out over {batches} batches (processes × accumulation), "
+                "of even numbers for Mixup and CutMix; change it, or set --data.global_batch false"
+            )
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
-        if self.trainer is not None:
-            overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-            epoch = 0 if overfits else self.trainer.current_epoch
-            return epoch, loops.next_batch(self.trainer)
-        self._own_epoch += 1
-        return self._own_epoch, 0
+        trainer: Any = self.trainer
+        if not trainer:
+            self._own_epoch += 1
+            return self._own_epoch, 0
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch
+        return epoch, loops.next_batch(trainer)
 
     # What checkpoints hold
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The classes, and what a run's order and pixels depend on; checkpoints hold them."""
-        depends = {
+        depends_on = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
             "repeats": self.settings.repeats,
@@ -387,60 +405,59 @@ class ImageNetDataModule(LightningDataModule):
         }
         return {
             "class_names": self.class_names,
-            "depends_on": depends,
+            "depends_on": depends_on,
             "world_batch_size": self.world_batch_size,
             "preprocessing": None if self.has_own_eval_transform else self.preprocessing,
         }
 
-    def check_prepares(self, state: dict[str, Any]) -> None:
+    def check_prepares(self, state: State) -> None:
         """Raise UserError if a run, by this part of its checkpoint, has an evaluation transform that is not here."""
         if state.get("preprocessing", {}) is None and not self.has_own_eval_transform:
             name = state["depends_on"].get("class of the data module")
-            problem = f"the run prepares images by its own {name}"
-            raise UserError(f"{problem}: take the script that has it in place of `cait`")
+            raise UserError(
+                f"the run prepares images by its own {name}: take the script that has it in place of `cait`"
+            )
         self._check_reader(state)
 
-    def _check_reader(self, state: dict[str, Any]) -> None:
+    def _check_reader(self, state: State) -> None:
         reader = (state.get("preprocessing") or {}).get("reader")
-        if reader is not None and "reader" not in self.preprocessing:
+        if reader and "reader" not in self.preprocessing:
             raise UserError(f"the run reads images by {reader}, which needs an extra that is not here")
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
         Raises UserError for other classes; with `check_resume` in training for other data, preparation, seed or batch.
         """
-        trains = self.trainer is not None and self.trainer.training
-        self._check_classes(state_dict["class_names"], "; to train on these take --model.weights" if trains else "")
-        if not trains:
+        if not (self.trainer and self.trainer.training):
+            self._check_classes(state_dict["class_names"])
             self.check_prepares(state_dict)
             return
+        self._check_classes(state_dict["class_names"], "; to train on these take --model.weights")
         self._check_reader(state_dict)
         before = _resume_facts(state_dict)
         for name, value in _resume_facts(self.state_dict()).items():
             saved = before.get(name, value)
+            message = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"
             if saved == value:
                 continue
             if name == "pixels by" and value == "timm" and self.settings.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
-                continue
-            message = f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}"
-            if self.check_resume:
+            elif self.check_resume:
                 raise UserError(f"{message}; to continue anyway add --data.check_resume false")
-            rank_zero_info(f"{message}; the run goes on")
+            else:
+                rank_zero_info(f"{message}; the run goes on")
 
-    def _check_classes(self, saved: list[str], remedy: str) -> None:
+    def _check_classes(self, saved: list[str], remedy: str = "") -> None:
         present = self.class_names
         if saved == present:
             return
-        problems = []
-        if missing := sorted({*saved} - {*present}):
-            problems.append(f"missing: {abbreviate(missing)}")
-        if unknown := sorted({*present} - {*saved}):
-            problems.append(f"unknown: {abbreviate(unknown)}")
-        problem = "; ".join(problems) or "their order is another"
-        counts = f"{len(saved)} classes are not the {len(present)} of {self.root}"
-        raise UserError(f"the checkpoint's {counts}: {problem}{remedy}")
+        changes = {"missing": {*saved} - {*present}, "unknown": {*present} - {*saved}}
+        problems = [f"{word}: {abbreviate(sorted(names))}" for word, names in changes.items() if names]
+        raise UserError(
+            f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: "
+            f"{'; '.join(problems) or 'their order is another'}{remedy}"
+        )
 
     def _digest(self, samples: Samples) -> str:
         """Digest of images' names below `root`; it takes a second for ImageNet."""
@@ -468,6 +485,6 @@ class ImageNetDataModule(LightningDataModule):
         }
 
 
-def _resume_facts(state: dict[str, Any]) -> dict[str, Any]:
+def _resume_facts(state: State) -> State:
     """What a run that goes on must have as before."""
     return state["depends_on"] | (state.get("preprocessing") or {})

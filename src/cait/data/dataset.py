@@ -41,7 +41,10 @@ class MapSamples:
     """
 
     def __init__(self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]) -> None:
-        self.root, self.split, self.dataset, self.class_names = root, split, dataset, list(class_names)
+        self.root = root
+        self.split = split
+        self.dataset = dataset
+        self.class_names = list(class_names)
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -55,9 +58,9 @@ class MapSamples:
         try:
             item = self.dataset[index]
         except Exception as error:
-            if UnreadableImageError.is_said_by(error):
-                raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
-            raise
+            if not UnreadableImageError.is_said_by(error):
+                raise
+            raise UnreadableImageError(f"cannot read the image {name}: {error}") from error
         try:
             image, label = item
             label = operator.index(label)
@@ -162,7 +165,8 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
             image = load_image(raw, name, self.reading)
         except UnreadableImageError as error:
             self.unreadable.note(name, str(error))
-            image, label = self.reading.blank(), NO_LABEL
+            image = self.reading.blank()
+            label = NO_LABEL
         return channels_last(self.transform(image)), label
 
 

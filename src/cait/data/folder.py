@@ -1,7 +1,8 @@
 """Image folders: which folder is which class and which split, and their images; the settings of both."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -9,14 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from numpy import ndarray
 
 from cait import disk, plugins
-from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, LeftOut, composed, entries, is_image, list_images
+from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Labeled, LeftOut, composed, entries, is_image, list_images
 from cait.data.table import TEST, TRAIN, UNUSED, VAL, Images, evenly_chosen, listed_among
 from cait.errors import UserError, abbreviate, printable, tell, tell_once, to_install
 from cait.settings import Group, In
 
-NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
 """Usual names of the two folders of a split; the first that exists is taken."""
@@ -80,16 +81,18 @@ class FolderSource:
 
         Raises UserError if there is no root, or a training folder without its counterpart.
         """
-        root, splits = self.root, self.splits
+        root = self.root
+        splits = self.splits
         if not root.is_dir():
             problem = "is a file" if root.is_file() else "does not exist"
             raise UserError(f"the data folder {root} {problem}; name yours with --data.root")
         train = _split_folder(root, splits.train_split, TRAIN_NAMES)
         val = _split_folder(root, splits.val_split, VAL_NAMES)
         if train is None and val is not None and class_folders(val):
-            remedy = f"training images belong in {root / splits.train_split}/<class>/"
-            remedy += f"; if {val.name} is a class add --data.val_split none"
-            raise UserError(f"{root} has {val.name}, and no {splits.train_split}; {remedy}")
+            raise UserError(
+                f"{root} has {val.name}, and no {splits.train_split}; training images belong in "
+                f"{root / splits.train_split}/<class>/; if {val.name} is a class add --data.val_split none"
+            )
         if train is None:
             return root, None
         others = [root / name for name in class_folders(root) if root / name not in (train, val)]
@@ -97,8 +100,10 @@ class FolderSource:
             return root, None
         if val is None:
             missing = root / splits.val_split
-            remedy = f"give --data.root {train} to hold out a part, or if that is a class --data.train_split none"
-            raise UserError(f"{missing} does not exist; validation images belong in {missing}/<class>/; {remedy}")
+            raise UserError(
+                f"{missing} does not exist; validation images belong in {missing}/<class>/; "
+                f"give --data.root {train} to hold out a part, or if that is a class --data.train_split none"
+            )
         return train, val
 
     @property
@@ -138,10 +143,11 @@ class FolderSource:
         """The sorted names of the class folders."""
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
         folder, _ = self.split_folders()
-        names = [*class_folders(folder)]
+        names = list(class_folders(folder))
         if len(names) < 2:
-            needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
-            raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
+            raise UserError(
+                f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
+            )
         if odd := [name for name in names if not disk.is_text(name)]:
             raise UserError(f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it")
         return names
@@ -159,9 +165,11 @@ class FolderSource:
             return list_classes([train], names, self.root)
         val_classes = class_folders(val)
         if [*val_classes] != names:
-            odd = sorted({*val_classes} ^ {*names})
             remedy = "" if val_classes else f"; give --data.root {train} to hold out a part of that"
-            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}{remedy}")
+            raise UserError(
+                f"{train} and {val} do not hold the same class folders: "
+                f"{abbreviate(sorted({*val_classes} ^ {*names}))}{remedy}"
+            )
         for name in val_classes.values():
             if (train / name).exists() and os.path.samefile(train / name, val / name):
                 tell(f"{train} and {val} are linked: images that validate are trained on too")
@@ -174,8 +182,10 @@ class FolderSource:
         listed = self.kept or self.val_list
         if not self.holds_out:
             if listed:
-                where = f"validation images in {self.split_folders()[1]}"
-                raise UserError(f"{listed} names images to hold out, and {self.root} has {where}")
+                raise UserError(
+                    f"{listed} names images to hold out, and {self.root} has validation images in "
+                    f"{self.split_folders()[1]}"
+                )
             return self.images
         images = self.images
         may_validate = images.splits != TEST
@@ -191,7 +201,7 @@ class FolderSource:
         splits[may_validate] = np.where(validates, VAL, np.where(trains, TRAIN, UNUSED))
         return self._without_groups(images.split_into(splits))
 
-    def choose(self, pool: Images) -> np.ndarray:
+    def choose(self, pool: Images) -> ndarray:
         """Where the images are [N] that validate, if no list names them."""
         return evenly_chosen(pool, self.splits.val_fraction)
 
@@ -213,11 +223,13 @@ class FolderSource:
             )
         return images
 
-    def without(self, images: Images, left_out: np.ndarray, reason: str) -> Images:
+    def without(self, images: Images, left_out: ndarray, reason: str) -> Images:
         """The images, where those of the mask [N] do not train; a line says how many and why."""
         if left_out.any():
-            count = f"{left_out.sum():,} of {(images.splits == TRAIN).sum():,} training images"
-            tell_once(f"{self.root}: {count} are left out, because {reason}")
+            tell_once(
+                f"{self.root}: {left_out.sum():,} of {(images.splits == TRAIN).sum():,} training images "
+                f"are left out, because {reason}"
+            )
         return images.split_into(np.where(left_out, UNUSED, images.splits))
 
     @cached_property
@@ -229,7 +241,7 @@ class FolderSource:
         return self.table.in_split(VAL)
 
     @property
-    def left_out(self) -> Mapping[str, list[str]]:
+    def left_out(self) -> LeftOut:
         """Paths below the root of what was not listed, by the reason."""
         return self.table.left_out
 
@@ -251,7 +263,7 @@ def scan_flat(root: Path) -> Images:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    left_out = LeftOut(list)
+    left_out: LeftOut = defaultdict(list)
     paths = sorted(Path(path) for path, _ in list_images(root, [""], left_out))
     message = not_listed(_below(left_out, root))
     if not paths:
@@ -261,15 +273,15 @@ def scan_flat(root: Path) -> Images:
     return Images((str(path), -1) for path in paths)
 
 
-def not_listed(left_out: Mapping[str, list[str]]) -> str:
+def not_listed(left_out: LeftOut) -> str:
     """What is not listed in a folder, in words that follow others; empty if all is."""
     reasons = [f"{why} ({len(paths):,}): {abbreviate(paths)}" for why, paths in left_out.items()]
     if any(path.lower().endswith(HEIF) for path in left_out.get(OTHER, [])):
-        reasons.append(NEEDS_HEIF)
+        reasons.append(f"to read .heic, {to_install('pillow-heif')}")
     return f"; left out: {'; '.join(reasons)}" if reasons else ""
 
 
-def _below(left_out: Mapping[str, list[str]], root: Path) -> dict[str, list[str]]:
+def _below(left_out: LeftOut, root: Path) -> LeftOut:
     return {why: [os.path.relpath(path, root) for path in paths] for why, paths in left_out.items()}
 
 
@@ -291,7 +303,7 @@ def list_classes(folders: Sequence[Path], names: Sequence[str], root: Path) -> I
 
     What is left out is named below `root`. Raises UserError if a class has no image in one of the folders.
     """
-    left_out = LeftOut(list)
+    left_out: LeftOut = defaultdict(list)
     sizes: list[int] = []
     samples = chain.from_iterable(_list_classes(folder, names, left_out, sizes) for folder in folders)
     prefix = os.path.join(root, "")
@@ -302,7 +314,7 @@ def list_classes(folders: Sequence[Path], names: Sequence[str], root: Path) -> I
     return images
 
 
-def _list_classes(folder: Path, names: Sequence[str], left_out: LeftOut, sizes: list[int]) -> Iterator[tuple[str, int]]:
+def _list_classes(folder: Path, names: Sequence[str], left_out: LeftOut, sizes: list[int]) -> Iterator[Labeled]:
     folders, files = entries(folder)
     name_on_disk = {composed(name): name for name in folders}
     names = [name_on_disk.get(name, name) for name in names]

@@ -2,7 +2,6 @@
 
 import os
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,8 +26,10 @@ HIDDEN = (".", "__pycache__", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RE
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
 """Device and number of a folder, the same whatever leads to it."""
-LeftOut = defaultdict[str, list[str]]
+LeftOut = dict[str, list[str]]
 """Paths of what is not listed, by the reason."""
+Labeled = tuple[str, int]
+"""The path of an image, and the index of its class."""
 LOGS, LOCK, CONFIG, CHECKPOINTS = "logs", ".lock", "config.yaml", "checkpoints"
 """The folder of runs, and what lies in the folder of a run; see `cait.run.rundir`."""
 FEW = 16
@@ -64,7 +65,7 @@ def spelled(folder: Path, name: str) -> str:
     return str(path)
 
 
-def list_images(folder: Path, names: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, int]]:
+def list_images(folder: Path, names: Sequence[str], left_out: LeftOut) -> Iterator[Labeled]:
     """The images of the folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each folder is listed once. What is `HIDDEN` is left out, because viewers put small copies
@@ -72,25 +73,23 @@ def list_images(folder: Path, names: Sequence[str], left_out: LeftOut) -> Iterat
     `ARRAYS` are listed. Raises UserError if a folder cannot be listed, or lies under two classes.
     """
     has_images = False
-    arrays: list[tuple[str, int]] = []
+    others: list[Labeled] = []
     for path, label in _list_files(folder, names):
         if is_image(path):
             has_images = True
             yield path, label
-        elif path.lower().endswith(ARRAYS):
-            arrays.append((path, label))
+        else:
+            others.append((path, label))
+    for path, label in others:
+        if not has_images and path.lower().endswith(ARRAYS):
+            yield path, label
         else:
             left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
-    if not has_images:
-        yield from arrays
-        return
-    for path, _ in arrays:
-        left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
 
 
-def _list_files(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _list_files(folder: Path, names: Sequence[str]) -> Iterator[Labeled]:
     """The files of the folders `names`, with the index of the name."""
-    order = sorted(range(len(names)), key=lambda label: names[label])
+    order = sorted(range(len(names)), key=names.__getitem__)
     owners: dict[Identity, tuple[int, str]] = {}
     with ThreadPoolExecutor(THREADS) as pool:
         trees = pool.map(_list_tree, [os.path.join(folder, names[label]) for label in order])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import cores, seeds
-from cait.settings import Group, In, PositiveInt, ShareBelow1
+from cait.settings import Group, In, PositiveInt, Settings, ShareBelow1
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
@@ -105,7 +105,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
         """Batches in a whole epoch."""
         usable = self.length
         if self.repeats > 1 and usable >= 256:
-            usable = usable // 256 * 256
+            usable -= usable % 256
         return usable // self.world_size // self.batch_size
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -115,7 +115,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
         order = draw(generator)
         first_repeats = occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
-            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
+            entries = torch.arange(self.batch_size) + batch * self.batch_size  # of this rank
             entries = entries * self.world_size + self.rank  # among those of all ranks
             positions = entries // self.repeats
             repeats = first_repeats[positions] + entries % self.repeats
@@ -168,7 +168,8 @@ class Loader(DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.position, self.finish = position, finish
+        self.position = position
+        self.finish = finish
         self.waited = 0.0
         """Seconds that its user has waited for batches so far."""
 
@@ -183,7 +184,7 @@ class Loader(DataLoader[Any]):
             start = time.perf_counter()
 
 
-def worker_start(workers: int, under_trainer: bool) -> dict[str, Any]:
+def worker_start(workers: int, under_trainer: bool) -> Settings:
     if workers == 0:
         return {}
     return dict(

@@ -143,8 +143,9 @@ def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes
         try:
             return open_file(image, MOST_BYTES)
         except UserError as error:
-            problem = str(error).removeprefix(str(image))
-            raise UnreadableImageError(f"cannot read the image {image}: it{problem}") from error
+            raise UnreadableImageError(
+                f"cannot read the image {image}: it{str(error).removeprefix(str(image))}"
+            ) from error
     if hasattr(image, "seekable") and not image.seekable():  # such as an answer over HTTP
         image = _buffered(image)
     return nullcontext(image)
@@ -180,8 +181,7 @@ class Bounded:
         self.last = data
         self.reads -= 1
         self.bytes -= len(data)
-        is_padding = self.is_jpeg and PADDING in data
-        if self.reads < 0 or self.bytes < 0 or is_padding:
+        if self.reads < 0 or self.bytes < 0 or (self.is_jpeg and PADDING in data):
             raise ValueError("its file has far more parts or bytes than its pixels need")
         return data
 
@@ -230,7 +230,8 @@ def check_size(width: int, height: int) -> None:
     """Raise ValueError if no image of this size is decoded: Pillow's limit, unless it is turned off, and ours."""
     size = f"its {width:,} × {height:,} pixels"
     most = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
-    longer, shorter = max(width, height), min(width, height)
+    longer = max(width, height)
+    shorter = min(width, height)
     if width * height > most:
         raise ValueError(f"{size} are more than {most:,}")
     if longer > MOST_ASPECT * shorter:
@@ -278,10 +279,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
     is_signed = tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 2
     is_raw = image.info.get("compression") == "raw"  # libtiff reads the others
-    is_deep_gray = image.mode.startswith(("I", "F"))
-    if not is_deep_gray and not is_signed:
-        is_planar = tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
-        if is_planar and bits > 8 and is_raw:
+    if not is_signed and not image.mode.startswith(("I", "F")):  # no gray of more than 8 bits
+        if is_raw and bits > 8 and tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
             raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
         return image
     pixels = np.asarray(image)
@@ -347,20 +346,16 @@ class UnreadableImages:
             return
         self.seen.add(image)
         if self.path is not None:
-            self._append(self.path, image, reason)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [[image, reason]]
+            if not self.path.exists():  # two processes may both begin the file
+                rows.insert(0, HEADER)
+            # One short write in append mode, so that processes do not write into each other's lines.
+            with self.path.open("a", **TABLE) as file:
+                csv.writer(file).writerows(rows)
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
-
-    @staticmethod
-    def _append(path: Path, image: str, reason: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [[image, reason]]
-        if not path.exists():  # two processes may both begin the file
-            rows.insert(0, HEADER)
-        # One short write in append mode, so that processes do not write into each other's lines.
-        with path.open("a", **TABLE) as file:
-            csv.writer(file).writerows(rows)
 
     def read(self) -> dict[str, str]:
         """Reason by image, from all processes, since the run was started or resumed."""
@@ -380,5 +375,7 @@ class UnreadableImages:
         if self.limit is None or count <= self.limit:
             return
         listed = f"; they are listed in {self.path}" if self.path else ""
-        remedy = "to go on without them give a larger --data.max_bad_share"
-        raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{listed}; {remedy}")
+        raise UserError(
+            f"{count} images cannot be read, {self.limit} are allowed: {reason}{listed}; "
+            "to go on without them give a larger --data.max_bad_share"
+        )

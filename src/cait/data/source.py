@@ -50,7 +50,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
     The settings are those of `cait.data.datamodule.ImageNetDataModule`, by name; defaults for the others.
     """
     settings["root"] = root
-    splits: Splits = group(Splits, settings)
+    splits = group(Splits, settings)
     for offer in plugins.of_kind("open_source"):
         if (source := offer(root, settings)) is not None:
             return source
@@ -93,7 +93,8 @@ def _open_own(path: str, split: str) -> MapSamples:
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
     with told_as(f"the length or `classes` of {path} cannot be used"):
-        count, names = len(dataset), list(getattr(dataset, "classes", None) or [])
+        count = len(dataset)
+        names = list(getattr(dataset, "classes", None) or [])
     if len(names) < 2 or not count or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
     if twice := [name for name, times in Counter(names).items() if times > 1]:
@@ -120,8 +121,7 @@ def write_digits(root: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
         written = Path(scratch, root.name)
         for number, label in enumerate(digits.target):
-            split = "val" if number in held_out else "train"
-            folder = written / split / str(label)
+            folder = written / ("val" if number in held_out else "train") / str(label)
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(gray[number]).save(folder / f"{number:04d}.png")
         try:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from cait import disk
-from cait.data.listing import below, below_root, composed
+from cait.data.listing import Labeled, LeftOut, below, below_root, composed
 from cait.errors import UserError, abbreviate
 
 UNUSED, TRAIN, VAL, TEST = 0, 1, 2, 4
@@ -27,7 +28,7 @@ class Images:
         label_names: what the labels stand for.
     """
 
-    def __init__(self, samples: Iterable[tuple[str, int]], prefix: str = "", label_names: Sequence[str] = ()) -> None:
+    def __init__(self, samples: Iterable[Labeled], prefix: str = "", label_names: Sequence[str] = ()) -> None:
         paths = bytearray()
         ends = array("q", [0])
         labels = array("i")
@@ -40,25 +41,25 @@ class Images:
         self._ends = ends
         """Where each path begins in `_paths`, and where the last one ends."""
         self._labels = np.asarray(labels)
-        self._rows: Sequence[int] = range(len(labels))
+        self._rows = np.arange(len(labels), dtype=np.int32)
         """The rows of these images in the columns above; tables that are made by `select` share the columns."""
         self.splits = np.full(len(labels), TRAIN, np.uint8)
         """The split of each image [N]."""
         self.label_names = [*label_names]
-        self.groups: np.ndarray | None = None
+        self.groups: ndarray | None = None
         """The index in `group_names` of each image's group [N]; None if there are no groups."""
         self.group_names: list[str] = []
         """The sorted names of the groups."""
-        self.left_out: dict[str, list[str]] = {}
+        self.left_out: LeftOut = {}
         """Paths of what was not listed, by the reason."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[tuple[str, int]]:
+    def __iter__(self) -> Iterator[Labeled]:
         return map(self.__getitem__, range(len(self)))
 
-    def __getitem__(self, index: int) -> tuple[str, int]:
+    def __getitem__(self, index: int) -> Labeled:
         return self.name(index), int(self._labels[self._rows[index]])
 
     def name(self, index: int) -> str:
@@ -69,21 +70,21 @@ class Images:
     @property
     def labels(self) -> array:
         """The index of each image's class."""
-        return array("i", self._labels[np.asarray(self._rows)].tobytes())
+        return array("i", self._labels[self._rows].tobytes())
 
     def group(self, index: int) -> str:
         """The name of an image's group; empty if there are no groups."""
         return "" if self.groups is None else self.group_names[self.groups[index]]
 
-    def select(self, chosen: np.ndarray) -> "Images":
+    def select(self, chosen: ndarray) -> "Images":
         """The images at these places, in this order, or where a mask [N] is true."""
         images = copy.copy(self)
-        images._rows = array("i", np.asarray(self._rows)[chosen].astype(np.int32).tobytes())
+        images._rows = self._rows[chosen]
         images.splits = self.splits[chosen]
         images.groups = None if self.groups is None else self.groups[chosen]
         return images
 
-    def split_into(self, splits: np.ndarray) -> "Images":
+    def split_into(self, splits: ndarray) -> "Images":
         """The same images with another column `splits`."""
         images = copy.copy(self)
         images.splits = splits.astype(np.uint8)
@@ -97,19 +98,18 @@ class Images:
         images = copy.copy(self)
         images.group_names = sorted({*names})
         index_of = {name: index for index, name in enumerate(images.group_names)}
-        images.groups = np.fromiter((index_of[name] for name in names), np.int32, len(names))
+        images.groups = np.array([index_of[name] for name in names], np.int32)
         return images
 
 
-def rows_by_class(labels: np.ndarray) -> list[np.ndarray]:
+def rows_by_class(labels: ndarray) -> list[ndarray]:
     """The rows of each class, the class of the first row first."""
-    _, first, inverse, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(first[inverse], kind="stable")
-    sizes = counts[np.argsort(first)]
-    return np.split(order, np.cumsum(sizes)[:-1])
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    return sorted(np.split(order, starts), key=lambda rows: rows[:1].tolist())
 
 
-def evenly_chosen(images: Images, fraction: float) -> np.ndarray:
+def evenly_chosen(images: Images, fraction: float) -> ndarray:
     """Where a share of each class is [N], evenly over its images, for validation.
 
     Raises UserError if a class has one image alone.
@@ -125,7 +125,7 @@ def evenly_chosen(images: Images, fraction: float) -> np.ndarray:
     return chosen
 
 
-def listed_among(images: Images, root: Path, file: Path) -> np.ndarray:
+def listed_among(images: Images, root: Path, file: Path) -> ndarray:
     """Where the images are [N] that a CSV file lists, as a run's validation.csv.
 
     Raises UserError if the file cannot be read, lists no image, or one that is not among `images`.
@@ -134,8 +134,10 @@ def listed_among(images: Images, root: Path, file: Path) -> np.ndarray:
     names = (composed(below(root, images.name(index))) for index in range(len(images)))
     chosen = np.fromiter((name in listed for name in names), bool, len(images))
     if missing := listed.difference(composed(below(root, path)) for path, _ in images.select(chosen)):
-        problem = f"names images that are not in {root}: {abbreviate(sorted(missing))}"
-        raise UserError(f"{file} {problem}; put them back, or take their lines out of the file")
+        raise UserError(
+            f"{file} names images that are not in {root}: {abbreviate(sorted(missing))}; "
+            "put them back, or take their lines out of the file"
+        )
     if not listed:
         raise UserError(f"{file} names no images to hold out")
     return chosen

@@ -18,7 +18,7 @@ from torchvision.transforms.functional import crop, get_dimensions
 from cait.data.reading import RawImage, Reading, load_image
 from cait.errors import UserError
 from cait.references import locate
-from cait.settings import Group, In, Needs, NonNegativeFloat, OneOf, PositiveInt, Share
+from cait.settings import Group, In, Needs, NonNegativeFloat, OneOf, PositiveInt, Settings, Share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
@@ -49,10 +49,11 @@ class Preprocessing(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "mean", self._by_channel(self.mean))
-        object.__setattr__(self, "std", self._by_channel(self.std))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, self._by_channel(getattr(self, name)))
         channels = self.channels
-        if {len(self.mean), len(self.std)} != {channels}:
+        lengths = {len(self.mean), len(self.std)}
+        if lengths != {channels}:
             numbers = {1: "one number", 3: "three numbers"}.get(channels, f"{channels} numbers")
             raise UserError(f"mean and std take {numbers} each; got {self.mean} and {self.std}")
 
@@ -65,12 +66,15 @@ class Preprocessing(Reading):
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, S, S]."""
-        options = self.timms()
-        options |= dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
-        transform: Compose = create_transform(is_training=False, **options)
+        transform: Compose = create_transform(
+            is_training=False,
+            crop_pct=self.crop_pct,
+            crop_mode=CROP_MODES[self.fit],
+            normalize=False,
+            **self.timms(),
+        )
         if self.fit == "pad":
-            resize = transform.transforms[0]
-            resize.get_params = size_to_pad
+            transform.transforms[0].get_params = size_to_pad
         return transform
 
     def train_transform(self, augmentation: "Augmentation") -> Compose:
@@ -78,8 +82,9 @@ class Preprocessing(Reading):
         stages = create_transform(is_training=True, separate=True, **self.timms(), **augmentation.timms_augmentation())
         first, policy, final = (stage.transforms for stage in stages)
         if self.fit != "crop":
-            whole = replace(self, crop_pct=1.0).transform()
-            squared = whole.transforms[-3:-1]  # what makes the image square, without the conversion to a tensor
+            squared = (
+                replace(self, crop_pct=1.0).transform().transforms[-3:-1]
+            )  # what makes the image square, without the conversion to a tensor
             first[:1] = [ShapedCrop(augmentation.scale, augmentation.ratio), *squared]
         if len(self.mean) == 1:
             final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
@@ -89,7 +94,7 @@ class Preprocessing(Reading):
         """Open an image for the transforms, for one crop or `whole`."""
         return load_image(raw, name, self)
 
-    def timms(self) -> dict[str, Any]:
+    def timms(self) -> Settings:
         """Arguments of timm's `create_transform` that training and evaluation share."""
         repeats = 3 // len(self.mean)  # gray is still in RGB
         return dict(
@@ -130,8 +135,9 @@ class Augmentation(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("scale", "ratio"):
-            if [*sorted(getattr(self, name))] != [*getattr(self, name)]:
-                raise UserError(f"{name} is a range, the smaller first, got {list(getattr(self, name))}")
+            limits = list(getattr(self, name))
+            if limits != sorted(limits):
+                raise UserError(f"{name} is a range, the smaller first, got {limits}")
         try:
             create_transform(224, is_training=True, **self.timms_augmentation())
         except (AssertionError, KeyError, ValueError) as error:
@@ -141,7 +147,7 @@ class Augmentation(Group):
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
         return [partial(apply_own, path, locate(path)) for path in self.augment_ops or ()]
 
-    def timms_augmentation(self) -> dict[str, Any]:
+    def timms_augmentation(self) -> Settings:
         """Arguments of timm's `create_transform` that training alone has."""
         return dict(
             scale=self.scale,
@@ -184,13 +190,15 @@ class ShapedCrop:
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) in pixels, as timm draws them in a square that is then stretched."""
         side = max(width, height)
-        square = torch.empty(side, side, device="meta")
-        top, left, rows, columns = RandomResizedCropAndInterpolation.get_params(square, self.scale, self.ratio)
-        top = top * height // side
-        left = left * width // side
-        rows = round(rows * height / side)
-        columns = round(columns * width / side)
-        return top, left, max(1, rows), max(1, columns)
+        top, left, rows, columns = RandomResizedCropAndInterpolation.get_params(
+            torch.empty(side, side, device="meta"), self.scale, self.ratio
+        )
+        return (
+            top * height // side,
+            left * width // side,
+            max(1, round(rows * height / side)),
+            max(1, round(columns * width / side)),
+        )
 
     def __call__(self, image: Any) -> Any:
         _, height, width = get_dimensions(image)
@@ -217,7 +225,7 @@ class NormalizeAndErase:
             self.mean, self.std = self.mean.to(device), self.std.to(device)
         images = images.permute(0, 3, 1, 2)[:, : len(self.mean)]
         images = images.to(torch.float32, memory_format=torch.contiguous_format)
-        images = images.div_(255).sub_(self.mean).div_(self.std)
+        images.div_(255).sub_(self.mean).div_(self.std)
         noise = torch.Generator(device)
         for index, (seed, top, left, height, width) in erased:
             noise.manual_seed(seed)
@@ -257,11 +265,10 @@ class Mixing(Group):
         mixing smoothed ones.
         """
         if labels.ndim == 2:  # mix the numbers of the images, and so learn the share of each in each
-            indices = torch.arange(len(labels), device=labels.device)
-            images, shares = self.mix(images, indices, len(labels), seed)
+            images, shares = self.mix(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
             return images, shares @ labels
         np.random.seed(seed)  # timm draws from numpy's global generator
-        mixup = Mixup(
+        return Mixup(
             mixup_alpha=self.mixup,
             cutmix_alpha=self.cutmix,
             prob=self.mix_prob,
@@ -269,5 +276,4 @@ class Mixing(Group):
             mode=self.mix_mode,
             label_smoothing=0.0,
             num_classes=num_classes,
-        )
-        return mixup(images, labels)
+        )(images, labels)

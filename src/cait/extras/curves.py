@@ -14,7 +14,8 @@ Curve = tuple[list[int], list[float]]
 """Optimizer steps, and the value at each."""
 Curves = dict[str, Curve]
 """By metric, as "val/acc1"; "epoch" is one of them."""
-SPLITS, DASHES = ("train", "val", "val_ema"), ("-", "--", ":", "-.")
+SPLITS = ("train", "val", "val_ema")
+DASHES = ("-", "--", ":", "-.")
 FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
 """The panels that come first."""
 UNITS = {
@@ -80,23 +81,25 @@ def draw(runs: Mapping[str, Curves]) -> Any:
     """
     from cait.extras import plots
 
-    metrics = {metric for curves in runs.values() for metric in curves} - {"epoch"}
+    metrics = set().union(*runs.values()) - {"epoch"}
     titles = sorted({metric.rpartition("/")[2] for metric in metrics})
     titles.sort(key=lambda title: FIRST.index(title) if title in FIRST else len(FIRST))
-    units = {label: steps_per_epoch(curves) for label, curves in runs.items()}
+    units: dict[str, Any] = {label: steps_per_epoch(curves) for label, curves in runs.items()}
     in_epochs = all(units.values())
+    if not in_epochs:
+        units = dict.fromkeys(runs, 1)
     figure, axes = plots.panels(len(titles), 3.6, 2.6, below=0.4)
     for panel, title in zip(axes, titles, strict=True):
         panel.set(title=UNITS.get(title, title), xlabel="epoch" if in_epochs else "step")
         for number, (label, curves) in enumerate(runs.items()):
-            for name in sorted(name for name in curves if name.rpartition("/")[2] == title):
-                split = name.rpartition("/")[0] or "train"
-                steps, values = curves[name]
-                unit: Any = units[label] if in_epochs else 1
-                time = [(step + 1) / unit for step in steps]
+            for name, (steps, values) in sorted(curves.items()):
+                split, _, metric = name.rpartition("/")
+                if metric != title:
+                    continue
+                split = split or "train"
                 split_number = SPLITS.index(split) if split in SPLITS else len(SPLITS)
                 panel.plot(
-                    time,
+                    [(step + 1) / units[label] for step in steps],
                     values,
                     DASHES[split_number],
                     color=f"C{number if len(runs) > 1 else split_number}",

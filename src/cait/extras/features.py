@@ -32,8 +32,8 @@ USUAL = 0.1
 """C where no class has enough images to hold some out."""
 HELD_OUT = 5
 """One of this many images of each class is held out to choose C."""
-ITERATIONS, TOLERANCE = 200, 1e-4
-"""Of L-BFGS, at each C; the second is of the gradient's largest value."""
+LBFGS: Any = dict(max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
+"""Of the solver, at each C; the tolerance is of the gradient's largest value."""
 WORK = 200_000_000
 """Most images × values × classes (10 or more) that `classify` learns from: about 20 seconds of a core."""
 
@@ -112,7 +112,8 @@ def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.nda
 
 def evenly(count: int, most: int) -> list[int]:
     """At most `most` of `count` numbers, evenly over them."""
-    return list(range(count)) if count <= most else [i * count // most for i in range(most)]
+    taken = min(count, most)
+    return [i * count // taken for i in range(taken)]
 
 
 def one_of_each(images: EvalImages, labels: Iterable[int]) -> Iterator[tuple[int, int, Any]]:
@@ -195,23 +196,21 @@ def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
     seen = rows.part(~is_held_out)
     unseen = rows.part(is_held_out)
     least = torch.inf
-    best = layer
-    strength = USUAL
-    for candidate in STRENGTHS:
-        layer = fit(seen, candidate, layer)
+    best = layer, USUAL
+    for strength in STRENGTHS:
+        layer = fit(seen, strength, layer)
         loss = unseen.loss(layer).item()
         if loss >= least:
             break
         least = loss
-        best = layer
-        strength = candidate
-    return best, strength
+        best = layer, strength
+    return best
 
 
 def held_out(targets: Tensor) -> Tensor:
     """Which rows are held out, bool [N]: one of HELD_OUT of each class, spread evenly over them."""
     labels = targets.argmax(1) if targets.ndim == 2 else targets
-    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
+    is_held_out = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
         is_held_out[(labels == label).nonzero()[HELD_OUT - 1 :: HELD_OUT]] = True
     return is_held_out
@@ -220,12 +219,7 @@ def held_out(targets: Tensor) -> Tensor:
 def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
     """The layer [D + 1, C] with the least loss and L2 penalty on all but the bias, from a start of that shape."""
     layer = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [layer],
-        max_iter=ITERATIONS,
-        tolerance_grad=TOLERANCE,
-        line_search_fn="strong_wolfe",
-    )
+    optimizer = torch.optim.LBFGS([layer], **LBFGS)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -239,9 +233,7 @@ def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
 
 def classify(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: int) -> np.ndarray:
     """The classes of `others` [M, D] by a head that is solved on rows [N, D], or a part of them, with C 1."""
-    width = rows.shape[1]
-    some = evenly(len(rows), max(2 * classes, WORK // (width * max(10, classes))))
-    features = torch.from_numpy(rows[some])
-    head = solve(features, torch.from_numpy(labels[some]), classes, strength=1.0)
-    logits = others @ head.weight.numpy().T + head.bias.numpy()
-    return logits.argmax(1)
+    most = WORK // (rows.shape[1] * max(10, classes))
+    some = evenly(len(rows), max(2 * classes, most))
+    head = solve(torch.from_numpy(rows[some]), torch.from_numpy(labels[some]), classes, strength=1.0)
+    return (others @ head.weight.numpy().T + head.bias.numpy()).argmax(1)

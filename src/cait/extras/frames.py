@@ -11,9 +11,11 @@ from cait.data.folder import FolderSource
 from cait.data.reading import AS_SEEN, Reading, load_image, open_image
 from cait.extras.features import evenly
 
-LOOKED_AT, SIDE = 50, 32
+LOOKED_AT = 50
+SIDE = 32
 """Validation images whose neighbors are looked at, and the side in pixels at which two are compared."""
-SAME, OF_CONTRAST = 4.0, 0.25
+SAME = 4.0
+OF_CONTRAST = 0.25
 """Alike are two that differ by fewer gray levels, and by less than this part of what one differs from its mean."""
 
 
@@ -39,8 +41,7 @@ def _has_twin(name: str, names: list[str]) -> bool:
     neighbors = [other for other in names[max(0, after - 1) : after + 1] if Path(other).parent == Path(name).parent]
     with suppress(Exception):  # a run counts and names those that cannot be read
         image = _read(name)
-        contrast = np.abs(image - image.mean(axis=(0, 1))).mean()
-        most = min(SAME, OF_CONTRAST * contrast)
+        most = min(SAME, OF_CONTRAST * np.abs(image - image.mean(axis=(0, 1))).mean())
         return any(np.abs(image - _read(neighbor)).mean() < most for neighbor in neighbors)
     return False
 

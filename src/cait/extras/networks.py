@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint, readable_names
+from cait.cli.loading import Loaded, checkpoint_of, load_run, readable_names
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.settings import Settings
 
 
 def add_options(options: Options) -> None:
@@ -16,7 +17,6 @@ def add_options(options: Options) -> None:
     options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_weights()
-    options.add_trust()
 
 
 def chosen(given: Any, purpose: str) -> tuple[Path | None, Path | None]:
@@ -36,7 +36,7 @@ def load(given: Any, checkpoint: Path | None, folder: Path | None, program: Any)
     given.
     """
     if checkpoint:
-        return from_checkpoint(checkpoint, folder, given.ema, given.img_size, program.module, program.data)
+        return load_run(given, checkpoint, folder, program)
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
 
@@ -60,7 +60,7 @@ def timm_config(name: str, img_size: int = 224) -> Any:
     return timm.get_pretrained_cfg(entry) if entry else None
 
 
-def preparation(config: Any) -> dict[str, Any]:
+def preparation(config: Any) -> Settings:
     """The settings of a data module that suit the weights of one of timm's configurations, or none for None."""
     names = ("mean", "std", "interpolation", "crop_pct")
     return {name: getattr(config, name) for name in names} if config else {}

@@ -53,12 +53,14 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
 
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
     """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]; planes as `SHOWN` says."""
+    values = image.float().cpu().permute(1, 2, 0).numpy()
     if preprocessing.reader or len(image) != len(preprocessing.mean):  # a transform of one's own made others
-        image = (image[:3] if len(image) >= 3 else image[:1]) / 4 + 0.5
-        return (255 * image.float().cpu().permute(1, 2, 0).clip(0, 1)).byte().numpy().repeat(3 // len(image), axis=2)
-    mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
-    values = (image.float().cpu().permute(1, 2, 0).numpy() * std + mean) * 255
-    return values.round().clip(0, 255).astype(np.uint8).repeat(3 // values.shape[2], axis=2)
+        values = values[..., : 3 if len(image) >= 3 else 1] / 4 + 0.5
+        colors = (255 * values.clip(0, 1)).astype(np.uint8)
+    else:
+        values = values * np.asarray(preprocessing.std, np.float32) + np.asarray(preprocessing.mean, np.float32)
+        colors = (values * 255).round().clip(0, 255).astype(np.uint8)
+    return colors.repeat(3 // colors.shape[2], axis=2)
 
 
 def write(figure: Figure, path: Path) -> None:

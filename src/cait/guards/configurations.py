@@ -45,7 +45,8 @@ OFF: tuple[Any, ...] = (None, False, [], {})
 
 def find_config(name: str) -> Path:
     """The file that --config names: from the working directory, else of the package. Raises UserError without one."""
-    for path in (Path(name), CONFIGS / name.removeprefix(f"{CONFIGS.name}/")):
+    in_package = CONFIGS / name.removeprefix(f"{CONFIGS.name}/")
+    for path in (Path(name), in_package):
         if path.exists():
             return path
     known = [str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")]
@@ -71,11 +72,11 @@ class Sources:
 
     def last(self, settings: Collection[str]) -> int:
         """The number of the last source that gives one of these settings, a part or the whole of it; -1 for none."""
-        for number in reversed(range(len(self.names))):
-            for name in self.names[number]:
-                if is_in(name, settings) or any(is_in(setting, [name]) for setting in settings):
-                    return number
-        return -1
+        last = -1
+        for number, names in enumerate(self.names):
+            if any(is_in(name, settings) for name in names) or any(is_in(name, names) for name in settings):
+                last = number
+        return last
 
     def given(self, config: Settings) -> Settings:
         """Those of all settings that a source gives, by name, as {"model.fields.depth": 36}."""
@@ -85,10 +86,11 @@ class Sources:
 
 def recipe(layers: Iterable[Layer]) -> str:
     """The name of the last file that is no overlay; empty if there is none."""
-    for path, content in reversed([*layers]):
+    name = ""
+    for path, content in layers:
         if path and not is_overlay(path, content):
-            return path.stem
-    return ""
+            name = path.stem
+    return name
 
 
 def check_run_name(name: str) -> None:
@@ -116,7 +118,7 @@ def settings(path: Path, text: str | None = None) -> Settings:
     content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
-    linked = LINKED.keys() & flatten(content).keys()
+    linked = LINKED.keys() & flatten(content)
     if linked:  # the parser would silently ignore them
         name = min(linked)
         raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
@@ -130,11 +132,13 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
     """
     kept = {name: value for name, value in config.items() if name in known}
     for group in ("data", "model"):
-        values = kept.get(group)
-        if isinstance(values, dict):
+        if isinstance(kept.get(group), dict):
             # One of the model that is set stays, and is refused: without it the run would be another.
-            must_stay = {key for key in values if group == "model" and values[key]}
-            kept[group] = {key: values[key] for key in values if key in must_stay or f"{group}.{key}" in known}
+            kept[group] = {
+                key: value
+                for key, value in kept[group].items()
+                if f"{group}.{key}" in known or (group == "model" and value)
+            }
     remaining = flatten(kept)
     left_out = [name for name, value in flatten(config).items() if name not in remaining and value not in OFF]
     return kept, left_out
@@ -145,16 +149,21 @@ def without_classes(config: Settings) -> Settings:
     trainer = config.get("trainer")
     if not isinstance(trainer, dict):
         return config
-    classes = {*CLASSES, *(name for name in WORDS if "." in str(trainer.get(name)))}
-    return config | {"trainer": {name: value for name, value in trainer.items() if name not in classes}}
+    values = {name: value for name, value in trainer.items() if name not in CLASSES}
+    for name in WORDS:
+        if "." in str(values.get(name)):
+            del values[name]
+    return config | {"trainer": values}
 
 
 class Loader(yaml.CSafeLoader):
     """Builds plain values alone, and refuses a key that is there twice: YAML would keep only the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := [key for key, count in keys.items() if count > 1]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        counts = Counter(names)
+        twice = [name for name in names if counts[name] > 1]
+        if twice:
             raise _refused(f"{twice[0]} is there twice", node)
         return super().construct_mapping(node, deep)
 

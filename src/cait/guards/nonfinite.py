@@ -33,7 +33,8 @@ class NonFiniteGuard(Callback):
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+        self.folder = folder
+        self.limit = limit
         self.in_a_row = torch.zeros(())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
@@ -55,12 +56,14 @@ class NonFiniteGuard(Callback):
         every = trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
         is_read = pl_module.device.type == "cpu" or trainer.global_step % every == 0
         if is_read and self.in_a_row >= self.limit:
-            path, count = self.folder / NONFINITE, int(self.in_a_row)
+            path = self.folder / NONFINITE
             if trainer.is_global_zero:
                 images, targets = (tensor.cpu() for tensor in batch)
                 torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
-            skipped = f"{count} steps in a row gave no finite gradient and were skipped; the last batch is in {path}"
-            raise UserError(f"{skipped}. Lower --model.lr, or look at the data")
+            raise UserError(
+                f"{int(self.in_a_row)} steps in a row gave no finite gradient and were skipped; "
+                f"the last batch is in {path}. Lower --model.lr, or look at the data"
+            )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         skipped = int(self.in_a_row)
@@ -89,11 +92,13 @@ class UnreadableReport(Callback):
         self._reported = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and self.data.unreadable.path is not None:
-            self.data.unreadable.path.unlink(missing_ok=True)  # other processes read no image before all are here
+        path = self.data.unreadable.path
+        if trainer.is_global_zero and path is not None:
+            path.unlink(missing_ok=True)  # other processes read no image before all are here
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        count = self.data.unreadable.check()
+        unreadable = self.data.unreadable
+        count = unreadable.check()
         if count > self._reported and trainer.is_global_zero:
             self._reported = count
-            print(f"{count} images cannot be read, others stand in for them: {self.data.unreadable.path}", flush=True)
+            print(f"{count} images cannot be read, others stand in for them: {unreadable.path}", flush=True)

@@ -23,7 +23,7 @@ from cait.data.folder import FolderSource
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line, system_error
 from cait.guards import configurations
 from cait.run.rundir import BEST, LAST, PREVIOUS
-from cait.settings import In, Needs, Rule, flatten, rules_of
+from cait.settings import In, Needs, Rule, flatten, listed, rules_of
 from cait.train.metrics import best_mode
 from cait.train.module import ModuleSettings
 
@@ -101,39 +101,41 @@ def explain(message: str, verb: str, known: list[str]) -> str:
     if unknown := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
         return _explain_unknown(unknown[1], verb, known)
     if linked := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
-        name = linked[1]
-        return f"{name} cannot be set: {configurations.LINKED.get(name, 'it follows another setting')}"
+        reason = configurations.LINKED.get(linked[1], "it follows another setting")
+        return f"{linked[1]} cannot be set: {reason}"
     return re.sub(r'^Parser key "(.+?)":', r"--\1:", _shortened(message))
 
 
 def _explain_unknown(name: str, verb: str, known: list[str]) -> str:
     options = [f"--{setting}" for setting in known]
-    last_part = f".{name.replace('-', '_')}"
-    same = " or ".join(option for option in options if option.endswith(last_part))
+    ending = f".{name.replace('-', '_')}"
+    same = [option for option in options if option.endswith(ending)]
     if same:
-        return f"there is no setting {name}; did you mean {same}?"
-    near = did_you_mean(f"--{name}", options, f"; `cait {verb} --help=all` lists what there is")
-    return f"there is no setting {name}{near}"
+        hint = f"; did you mean {' or '.join(same)}?"
+    else:
+        hint = did_you_mean(f"--{name}", options, f"; `cait {verb} --help=all` lists what there is")
+    return f"there is no setting {name}{hint}"
 
 
 def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
-    lines = [line.strip(" -")[:MOST] for line in message.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(REPEATED)]
-    return "; ".join(dict.fromkeys(kept)).replace(":; ", ": ")
+    lines = dict.fromkeys(line.strip(" -")[:MOST] for line in message.splitlines())
+    return "; ".join(line for line in lines if line and not line.startswith(REPEATED)).replace(":; ", ": ")
 
 
-def check_settings(given: Any) -> None:
+def check_settings(settings: Any) -> None:
     """Refuse settings of the Trainer, as the command line has them, that Lightning accepts and a run cannot have."""
     for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
-        if given[name] == 0:
+        if settings[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
-    interval = given.val_check_interval
+    interval = settings.val_check_interval
     if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
-    if "://" in str(given.default_root_dir):
-        raise UserError(f"--trainer.default_root_dir {given.default_root_dir}: a run is on a disk; copy it from there")
-    if given.use_distributed_sampler:
+    if "://" in str(settings.default_root_dir):
+        raise UserError(
+            f"--trainer.default_root_dir {settings.default_root_dir}: a run is on a disk; copy it from there"
+        )
+    if settings.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
 
@@ -201,33 +203,26 @@ def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
     Refuse also to look for the smallest value, which is Lightning's default, of a metric whose largest is the best, or
     for one of validation without it. `trainer` has the Trainer's settings, `metrics` are the user's own.
     """
-    callbacks = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
-    for callback in callbacks:
+    for callback in listed(trainer.callbacks):
         if hasattr(callback, "class_path"):
-            module, _, name = callback.class_path.rpartition(".")
-            callback_class = getattr(sys.modules.get(module), name, None)
-            problem = _replacement(callback_class) or _problem(callback.get("init_args") or {}, trainer, metrics)
+            problem = _problem(callback.class_path, callback.get("init_args") or {}, trainer, metrics)
             if problem:
+                name = callback.class_path.rpartition(".")[2]
                 raise UserError(f"--trainer.callbacks {name}: {problem}")
 
 
-def _replacement(callback_class: Any) -> str:
-    """What to use in place of a callback; empty if it may be used."""
+def _problem(class_path: str, settings: Any, trainer: Any, metrics: Mapping[str, str]) -> str:
+    """What is wrong with a callback that does not fit, or may save or watch a metric; empty if nothing is."""
+    module, _, name = class_path.rpartition(".")
+    callback_class = getattr(sys.modules.get(module), name, None)
     for base in getattr(callback_class, "__mro__", ()):  # it may be a function
         if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
             return REPLACED[base.__name__]
-    return ""
-
-
-def _problem(settings: Any, trainer: Any, metrics: Mapping[str, str]) -> str:
-    """What is wrong with the settings of a callback that may save or watch a metric; empty if nothing is."""
     folder = settings.get("dirpath")
     if "://" in str(folder):
         return f"checkpoints are written to a disk, not to {folder}"
-    files = {f"{settings.get('filename')}.ckpt"}
-    if settings.get("save_last"):
-        files.add(LAST)
-    taken = files & {LAST, PREVIOUS, BEST}
+    files = [f"{settings.get('filename')}.ckpt", LAST if settings.get("save_last") else ""]
+    taken = {LAST, PREVIOUS, BEST}.intersection(files)
     if taken and not folder:
         return f"the run itself writes {min(taken)}, give another filename"
     metric = str(settings.get("monitor"))
@@ -245,14 +240,15 @@ def check_rates(schedule: Any, images: int) -> None:
         raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
 
-def check_strategy(trainer: Trainer, given: Any) -> None:
+def check_strategy(trainer: Trainer, settings: Any) -> None:
     """Refuse a strategy that cannot save and resume a run, and settings that one's own method `check` refuses."""
     strategy = trainer.strategy
     if hasattr(strategy, "check"):
-        strategy.check(trainer.precision, bool(given.sync_batchnorm))
-    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(given.strategy):
-        name = type(strategy).__name__
-        raise UserError(f"--trainer.strategy: runs save and resume with ddp or one device, not {name}")
+        strategy.check(trainer.precision, bool(settings.sync_batchnorm))
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(settings.strategy):
+        raise UserError(
+            f"--trainer.strategy: runs save and resume with ddp or one device, not {type(strategy).__name__}"
+        )
 
 
 def check_processes(trainer: Trainer, started: int) -> None:
@@ -261,9 +257,9 @@ def check_processes(trainer: Trainer, started: int) -> None:
     if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
-    actual = trainer.world_size  # Lightning would train on as many as these
-    if started not in (1, asked):
-        actual = started
+    actual = trainer.world_size if started in (1, asked) else started  # Lightning would train on as many as these
     if actual != asked:
-        ways = "give both as 1 to torchrun; under SLURM take srun, or unset SLURM_NTASKS"
-        raise UserError(f"--trainer.devices and num_nodes make {asked} processes, {actual} were started: {ways}")
+        raise UserError(
+            f"--trainer.devices and num_nodes make {asked} processes, {actual} were started: "
+            "give both as 1 to torchrun; under SLURM take srun, or unset SLURM_NTASKS"
+        )

@@ -27,15 +27,12 @@ class RunLock(Callback):
         run_dir.mkdir(parents=True, exist_ok=True)
         disk.check_inside(run_dir)
         try:
-            self._lock = disk.acquire_lock(run_dir / LOCK, PATIENCE)
+            self.release = disk.acquire_lock(run_dir / LOCK, PATIENCE).release
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
         self._trained = False
         self._before = {path.name for path in run_dir.iterdir()} - {LOCK}
         disk.clear_scratch(run_dir)
-
-    def release(self) -> None:
-        self._lock.release()
 
     def on_train_start(self, *_: Any) -> None:
         self._trained = True

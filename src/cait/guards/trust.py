@@ -7,6 +7,7 @@ config.yaml. Other verbs take the weights, the names of the classes, where the i
 
 import contextlib
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from cait import references, signature
 from cait.errors import UserError
 from cait.guards import configurations
 from cait.run import rundir
-from cait.settings import Settings, flatten
+from cait.settings import Settings, flatten, listed
 
 PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*|cait\.extras\.\w+\.planes:read")
 """Classes that any run may name: no function is among them but the readers of extras."""
@@ -44,7 +45,7 @@ def is_own(text: str) -> bool:
     return _trusted.get() or signature.is_own(text)
 
 
-def settings(path: Path, of_first: Callable[[Callable[[], str]], str] = lambda read: read()) -> Settings:
+def settings(path: Path, of_first: Callable[..., str] = operator.call) -> Settings:
     """The settings in a file of --config, read once: what is checked is what is used.
 
     `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
@@ -83,12 +84,10 @@ def code_of_run(config: Settings) -> Iterator[str]:
     yield from code_in(config)
     for name, value in flatten(config).items():
         setting = name.rstrip("+").removeprefix("trainer.")
-        values = value if isinstance(value, list) else [value]
-        texts = [text for text in values if isinstance(text, str)]
-        if setting in (*FILES, *configurations.CLASSES):
-            yield from texts
-        elif setting in configurations.WORDS:
-            yield from (text for text in texts if "." in text)
+        is_class = setting in (*FILES, *configurations.CLASSES)
+        for text in listed(value):
+            if isinstance(text, str) and (is_class or (setting in configurations.WORDS and "." in text)):
+                yield text
         if value and ELSEWHERE.match(name):
             yield f"{name} {value}"
 
@@ -105,12 +104,8 @@ def code_in(value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from code_in(item)
-    elif isinstance(value, str) and _names_code(value):
+    elif isinstance(value, str) and (references.is_path(value) or _may_hide(value)) and not PUBLIC.fullmatch(value):
         yield value
-
-
-def _names_code(text: str) -> bool:
-    return (references.is_path(text) or _may_hide(text)) and not PUBLIC.fullmatch(text)
 
 
 def _may_hide(text: str) -> bool:

@@ -23,7 +23,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        d, self.num_heads = config.embed_dim, config.num_heads
+        d = config.embed_dim
+        self.num_heads = config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.attend = backend_named(config.attention_backend)
         self.attention_backend = self.attend.__name__
@@ -38,7 +39,7 @@ class SelfAttention(nn.Module):
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights that `forward` gives the values for x [B, N, d]: [B, h, N, N], a row for each query."""
-        q, k, _ = self.split(x).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, _ = by_heads(self.split(x))
         return self.weights(q, k)
 
     def split(self, x: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ class ClassAttention(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        d, self.num_heads = config.embed_dim, config.num_heads
+        d = config.embed_dim
+        self.num_heads = config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.q = nn.Linear(d, d, bias=config.qkv_bias)
         self.k = nn.Linear(d, d, bias=config.qkv_bias)
@@ -76,19 +78,30 @@ class ClassAttention(nn.Module):
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(z) for z [B, 1 + N, d] and γ [d]; no γ means 1."""
-        q, k, v = self.heads(z, z)
-        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # [B, h, 1, k]
-        return scaled_linear(self.proj, merge_heads(out), gamma)
+        return scaled_linear(self.proj, self.attended(*self.heads(z, z)), gamma)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A query, keys and values [B, h, tokens, k] to [B, 1, d]."""
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, scale=self.scale))
 
     def maps(self, z: Tensor) -> Tensor:
         """The weights that `forward` gives the values for z [B, 1 + N, d]: [B, h, 1, 1 + N], the paper's pictures."""
         q, k, _ = self.heads(z, z)
+        return self.weights(q, k)
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """The weights of the values for q and k [B, h, tokens, k]: [B, h, 1, tokens]."""
         return ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
 
     def heads(self, z: Tensor, keys: Tensor) -> list[Tensor]:
         """Query, keys and values [B, h, tokens, k] of the class token in z and of the tokens `keys`, [B, tokens, d]."""
         projected = self.q(z[:, :1]), self.k(keys), self.v(keys)
         return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected]
+
+
+def by_heads(qkv: Tensor) -> tuple[Tensor, ...]:
+    """[B, N, 3, h, k] to queries, keys and values, each [B, h, N, k]."""
+    return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -98,7 +111,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def reference(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k], as published, by PyTorch's operations."""
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+    q, k, v = by_heads(qkv)
     return merge_heads(mixed_softmax((q * scale) @ k.transpose(-2, -1), weight_l, bias_l, weight_w, bias_w) @ v)
 
 
@@ -123,8 +136,8 @@ def backend_named(name: str) -> Callable[..., Tensor]:
     An extra may add "default", the one of networks that name none. It may have an attribute `gelu_linear`, which then
     computes what `cait.model.residual.gelu_linear` does.
     """
-    ours = "cait.model.attention:reference"
-    paths = {"default": ours, "reference": ours} | plugins.by_name("ATTENTION_BACKENDS")
+    paths = dict.fromkeys(("default", "reference"), "cait.model.attention:reference")
+    paths |= plugins.by_name("ATTENTION_BACKENDS")
     if name not in paths:
         raise UserError(f"attention_backend must be one of {', '.join(paths)}, got {name!r}")
     return references.locate(paths[name])

@@ -6,6 +6,7 @@ as it is. Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,12 @@ from cait.model.config import CaiTConfig, variant_config
 from cait.model.residual import DropPath, Sample, draw_samples, gelu_linear, sampled, sampled_scale, scaled_linear
 
 
-def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> CaiT:
+def build(name: str, **fields: Any) -> CaiT:
     """One of the paper's ten models, xxs24 to m48, with fresh weights; see `cait.model.network.create_model`.
 
-    A rate of None is the paper's for this model. Raises UserError for an unknown field or sizes that do not fit.
+    Raises UserError for an unknown field or sizes that do not fit.
     """
-    config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
+    config = variant_config(name, **fields)
     return references.locate(config.network)(config)
 
 
@@ -45,7 +46,8 @@ class Mlp(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        d, hidden = config.embed_dim, int(config.embed_dim * config.mlp_ratio)
+        d = config.embed_dim
+        hidden = int(d * config.mlp_ratio)
         self.fc1 = nn.Linear(d, hidden)
         self.fc2 = nn.Linear(hidden, d)
         self.gelu_linear = getattr(backend_named("default"), "gelu_linear", gelu_linear)
@@ -60,7 +62,8 @@ class Block(nn.Module):
 
     def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float) -> None:
         super().__init__()
-        self.gamma_1, self.gamma_2 = (self.layer_scale(config) for _ in range(2))
+        self.gamma_1 = self.layer_scale(config)
+        self.gamma_2 = self.layer_scale(config)
         self.norm1 = layer_norm(config)
         self.attn = attn
         self.drop_path = DropPath(drop_path_rate, config.drop_path_mode)
@@ -96,7 +99,8 @@ class SelfAttentionBlock(Block):
         return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        gamma_1, gamma_2 = sampled_scale(self.gamma_1, sample_1), sampled_scale(self.gamma_2, sample_2)
+        gamma_1 = sampled_scale(self.gamma_1, sample_1)
+        gamma_2 = sampled_scale(self.gamma_2, sample_2)
         x = self.add(x, self.attn(self.norm1(sampled(x, sample_1)), gamma_1), sample_1)
         return self.add(x, self.mlp(self.norm2(sampled(x, sample_2)), gamma_2), sample_2)
 
@@ -151,7 +155,8 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         self.config = config
         self.grad_checkpointing = False
         """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
-        d, (block, class_block) = config.embed_dim, self.blocks_of
+        d = config.embed_dim
+        block, class_block = self.blocks_of
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
         self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, d))
         self.patch_embed = references.locate(config.patches)(config)
@@ -202,14 +207,16 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
     def forward_blocks(self, x: Tensor) -> Tensor:
         """The blocks of self-attention: [B, N, d] to the same shape."""
         drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-        drawn = draw_samples(drops, x) if self.training else []  # for all at once: the indices travel in one copy
-        for i, block in enumerate(self.blocks):
-            samples = drawn[2 * i : 2 * i + 2]
-            if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, *samples, use_reentrant=False)
-            else:
-                x = block(x, *samples)
+        drawn = draw_samples(drops, x)  # for all at once: the indices travel in one copy
+        for block, *samples in zip(self.blocks, drawn[::2], drawn[1::2], strict=True):
+            x = self.run_block(block, x, *samples)
         return x
+
+    def run_block(self, block: nn.Module, x: Tensor, *samples: Sample) -> Tensor:
+        """A block of self-attention: [B, N, d] to the same shape."""
+        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, *samples, use_reentrant=False)
+        return block(x, *samples)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -240,12 +247,16 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         """
         from timm.layers import resample_abs_pos_embed
 
-        before, after = state.get("pos_embed"), self.pos_embed
-        is_grid = after.shape[1] == self.config.num_patches  # without the class token
-        if before is None or not is_grid or before.shape[2:] != after.shape[2:] or before.shape[1] == after.shape[1]:
+        before = state.get("pos_embed")
+        after = self.pos_embed
+        patches = self.config.num_patches
+        if before is None or after.shape[1] != patches or before.shape[2:] != after.shape[2:]:
             return []  # of another width it is another network, which the caller finds out
-        count, side = before.shape[1], self.config.img_size // self.config.patch_size
-        if int(count**0.5) ** 2 != count:
-            raise UserError(f"positions can be resized between square grids, not {count} to {side**2}")
+        count = before.shape[1]
+        if count == patches:
+            return []
+        if math.isqrt(count) ** 2 != count:
+            raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
+        side = math.isqrt(patches)
         state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
-        return [f"positions resized from {count} to {side**2} patches"]
+        return [f"positions resized from {count} to {patches} patches"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
-from cait.settings import Group, In, NonNegativeInt, PositiveInt, ShareBelow1, names_in
+from cait.settings import Group, In, NonNegativeInt, PositiveInt, Settings, ShareBelow1, names_in
 
 DropPathMode = Literal["mask", "skip"]
 FiniteFloat = Annotated[float, In("(-inf, inf)")]
@@ -68,7 +68,7 @@ class CaiTConfig(Group):
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Settings] = {
     "xxs24": dict(embed_dim=192, num_heads=4, depth=24, drop_path_rate=0.05),
     "xxs36": dict(embed_dim=192, num_heads=4, depth=36, drop_path_rate=0.1, layer_scale_init=1e-5),
     "xs24": dict(embed_dim=288, num_heads=6, depth=24, drop_path_rate=0.05),
@@ -87,12 +87,11 @@ def variant_config(name: str, **fields: Any) -> CaiTConfig:
 
     When `depth` is changed, ε follows the new depth. Raises UserError if a field does not exist.
     """
-    config = config_class(fields)
     row = dict(VARIANTS[name])
     chosen = {key: value for key, value in fields.items() if value is not None}
     if chosen.get("depth", row["depth"]) != row["depth"]:
         row.pop("layer_scale_init", None)
-    return config(**row | chosen)
+    return config_class(fields)(**row | chosen)
 
 
 def config_class(fields: Collection[str]) -> type[CaiTConfig]:

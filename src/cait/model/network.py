@@ -27,9 +27,10 @@ from cait import cores, plugins, references
 from cait.errors import UserError, did_you_mean, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
-from cait.settings import Group, Needs
+from cait.settings import Group, Needs, Settings
 
-SMALL, PART = 1 << 24, 1 << 10
+SMALL = 1 << 24
+PART = 1 << 10
 """Values of a network that is small, and those for which a parameter counts beside its own: each takes time too."""
 LARGEST = 1 << 20
 """No size or number in a network's fields is larger."""
@@ -52,7 +53,7 @@ class NetworkSettings(Group):
     """Stochastic depth; None takes the paper's rate for the model, or the network's own."""
     task: str | None = None
     """What the labels of an image are: null for one class, or a task of an extra; the data module says which."""
-    fields: dict[str, Any] | None = None
+    fields: Settings | None = None
     """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
     `cait.model.config.CaiTConfig`, and those that extras add to it."""
     compile: bool = False
@@ -135,18 +136,16 @@ def create_model(
         fields: of the paper's models those of `cait.model.config.CaiTConfig` and of extras, else the network's own.
     """
     network = _build(name, img_size, num_classes, drop_path_rate, **fields)
-    if pretrained:
-        InitialWeights(pretrained=True).load_into(network, name)
+    InitialWeights(pretrained=pretrained).load_into(network, name)
     return network
 
 
 def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> nn.Module:
-    if name in VARIANTS:
-        build_cait = references.locate("cait.model.cait:build")  # by name: a project may delete CaiT
-        return build_cait(name, img_size, num_classes, drop_path_rate, **fields)
-    arguments: dict[str, Any] = dict(img_size=img_size, num_classes=num_classes, **fields)
+    arguments: Settings = dict(img_size=img_size, num_classes=num_classes, **fields)
     if drop_path_rate is not None:
         arguments["drop_path_rate"] = drop_path_rate
+    if name in VARIANTS:  # by its path, because a project may delete CaiT
+        return references.locate("cait.model.cait:build")(name, **arguments)
     try:
         if name.startswith(TIMM):
             return _build_timm(name, arguments)
@@ -159,7 +158,7 @@ def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | N
     raise UserError(f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}")
 
 
-def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+def _build_timm(name: str, arguments: Settings) -> nn.Module:
     import timm
 
     entry = name.removeprefix(TIMM)
@@ -168,7 +167,7 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     refused = arguments.keys() & NOT_FIELDS
     if refused:
         raise UserError(f"{name} takes no field {min(refused)}; weights come by --model.weights or --model.pretrained")
-    shape = arguments.get("in_chans", 3), arguments["img_size"], arguments["img_size"]
+    shape = input_shape({"img_size": arguments["img_size"], "fields": arguments})
     functions = plugins.by_name("TIMM_FIELDS")
     added = {field: arguments.pop(field) for field in functions if field in arguments}
     network = _call("timm:create_model", arguments, entry)
@@ -177,7 +176,7 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     return in_channels_last(network)
 
 
-def _call(path: str, arguments: dict[str, Any], *first: str) -> nn.Module:
+def _call(path: str, arguments: Settings, *first: str) -> nn.Module:
     """Call what makes a network, without a size or stochastic depth if it does not take them. Changes `arguments`."""
     try:
         network = references.made(path, *first, **arguments)
@@ -217,9 +216,9 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
 
 def in_channels_last(network: nn.Module) -> nn.Module:
     """Have convolutions run in torch's format channels_last, in which they are faster, if most layers are Conv2d."""
-    convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
-    linears = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-    if len(convolutions) > len(linears):
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    if 2 * len(convolutions) > len(layers):
         for layer in convolutions:
             layer.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
     return network
@@ -229,7 +228,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
-    images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    images = two_images(shape)
     seen = images.clone()
     with told_as(f"{name} fails on images of {list(shape)}"), in_evaluation(network), torch.no_grad():
         logits = network(seen)
@@ -237,6 +236,11 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {kind_of(logits)}")
     if not torch.equal(seen, images):
         raise UserError(f"{name} changes its images in place, which others see after it: compute with a copy of them")
+
+
+def two_images(shape: Sequence[int]) -> Tensor:
+    """Images [2, C, H, W] to try a network on, the same each time."""
+    return torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
 
 
 def kind_of(result: Any) -> list[int] | str:
@@ -252,8 +256,11 @@ def logits_of(network: nn.Module, images: Tensor) -> Tensor:
     tensors = dict([*network.named_parameters(), *network.named_buffers()])
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         return network(images)
-    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    others = {name: tensor.float() for name, tensor in floats.items() if tensor.dtype != torch.float32}
+    others = {
+        name: tensor.float()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.dtype != torch.float32
+    }
     with torch.autocast(images.device.type, enabled=False):
         if others:
             return functional_call(network, others, images.float())

@@ -28,7 +28,8 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:
         super().__init__()
-        self.rate, self.mode = rate, mode
+        self.rate = rate
+        self.mode = mode
 
     def draw(self, x: Tensor) -> Tensor | None:
         """Indices [kept] of the images of x [B, ...] to compute, maybe none; None leaves the dropping to `forward`."""
@@ -41,7 +42,7 @@ class DropPath(nn.Module):
         if self.rate == 0.0 or not self.training:
             return branch
         keep = 1.0 - self.rate
-        mask = branch.new_empty((branch.shape[0],) + (1,) * (branch.ndim - 1)).bernoulli_(keep)
+        mask = branch.new_empty(len(branch), *[1] * (branch.ndim - 1)).bernoulli_(keep)
         return branch * mask.div_(keep)
 
 
@@ -70,10 +71,11 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
 def _copied_together(tensors: list[Tensor], device: torch.device) -> Sequence[Tensor]:
     if not tensors or device.type == "cpu":
         return tensors
+    on_cuda = device.type == "cuda"
     joined = torch.cat(tensors)
-    if device.type == "cuda":
+    if on_cuda:
         joined = joined.pin_memory()
-    return joined.to(device, non_blocking=device.type == "cuda").split([len(tensor) for tensor in tensors])
+    return joined.to(device, non_blocking=on_cuda).split([*map(len, tensors)])
 
 
 def sampled(x: Tensor, sample: Sample) -> Tensor:
@@ -96,11 +98,10 @@ def scaled_linear(
     γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where a class token
     is smaller than the weights. In float16 a small γ would make γW vanish.
     """
-    if gamma is None:
-        return function(x, linear.weight, linear.bias)
-    if x.dtype == torch.float16 or x.shape[-2] <= 2:
-        return gamma * function(x, linear.weight, linear.bias)
-    return function(x, gamma[:, None] * linear.weight, gamma * linear.bias)
+    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 2:
+        return function(x, gamma[:, None] * linear.weight, gamma * linear.bias)
+    out = function(x, linear.weight, linear.bias)
+    return out if gamma is None else gamma * out
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

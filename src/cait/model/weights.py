@@ -16,7 +16,8 @@ from cait.settings import as_text
 
 StateDict = dict[str, Tensor]
 
-WEIGHTS, AVERAGES = ("state_dict", "model", "model_state_dict", "student"), ("state_dict_ema", "model_ema")
+WEIGHTS = ("state_dict", "model", "model_state_dict", "student")
+AVERAGES = ("state_dict_ema", "model_ema")
 """Keys of the weights, and of their moving average, in files that hold something else too."""
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
@@ -32,11 +33,7 @@ def read_weights(path: str | Path, ema: bool | None = None) -> tuple[StateDict, 
     and of other scripts, with the names that they have there, and never executes code from them. Raises UserError
     otherwise.
     """
-    return _weights_in(_read(Path(path)), path, ema)
-
-
-def _weights_in(content: Any, path: str | Path, ema: bool | None) -> tuple[StateDict, list[str]]:
-    """The weights in the content of a file, and the classes; see `read_weights`."""
+    content = _read(Path(path))
     classes = None
     if isinstance(content, dict) and "pytorch-lightning_version" in content:
         disk.check_shape(content, {"state_dict": dict, "callbacks?": dict}, Path(path))
@@ -46,11 +43,14 @@ def _weights_in(content: Any, path: str | Path, ema: bool | None) -> tuple[State
         state = _find_weights(content, ema)
     if _are_weights(state):
         return dict(state), classes or []
-    message = f"{path} holds no moving average of the weights" if ema else f"{path} holds no weights"
-    if isinstance(content, dict) and content:
-        names = [f"{name!s:.60}" for name in content]
-        message += f"; it has {abbreviate(names)}"
-    raise UserError(message)
+    what = "moving average of the weights" if ema else "weights"
+    has = f"; it has {_names(content)}" if isinstance(content, dict) and content else ""
+    raise UserError(f"{path} holds no {what}{has}")
+
+
+def _names(content: dict[Any, Any]) -> str:
+    """The first keys of a file for a message."""
+    return abbreviate([f"{name!s:.60}" for name in content])
 
 
 def _find_weights(content: Any, ema: bool | None) -> Any:
@@ -130,27 +130,20 @@ def load_weights(
     Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
     network it names that one, if the file does.
     """
-    content = _read(Path(path))
-    state, classes = _weights_in(content, path, ema)
-    names, heads = model.state_dict().keys(), classifier_keys(model)
+    state, classes = read_weights(path, ema)
+    names = model.state_dict().keys()
+    heads = classifier_keys(model)
     state = behind_prefix(state, names - {*heads} or names, path)
     if classes and own_classes:
-        _order_rows(state, heads, classes, own_classes)
-    source = str(path)
-    if names.isdisjoint(state):
-        source += f", with the names {abbreviate([f'{name:.60}' for name in state])},"
+        for key in heads:
+            rows = state.pop(key, None)
+            if rows is not None and {*classes} == {*own_classes}:  # else the head is for other classes
+                state[key] = rows[[classes.index(name) for name in own_classes]]
+    source = f"{path}, with the names {_names(state)}," if names.isdisjoint(state) else str(path)
     try:
         return _load(model, state, source)
     except UserError as error:
-        raise UserError(f"{error}{_network_named(content)}") from error
-
-
-def _order_rows(state: StateDict, heads: list[str], before: Sequence[str], after: Sequence[str]) -> None:
-    """Put the rows of a head into the order of the classes `after`, in place; drop a head for other classes."""
-    for key in heads:
-        rows = state.pop(key, None)
-        if rows is not None and {*before} == {*after}:
-            state[key] = rows[[before.index(name) for name in after]]
+        raise UserError(f"{error}{_network_named(_read(Path(path)))}") from error
 
 
 def _network_named(content: Any) -> str:
@@ -179,10 +172,9 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     entry = published_entry(name, getattr(model, "input_shape", (3, 224, 224))[-1])
     if entry is None:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
-    file = cached_weights(entry)
+    cached = {"file": cached_weights(entry)}  # without a file timm asks the hub
     try:
-        overlay = {"file": file} if file else None
-        state = timm.create_model(entry, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
+        state = timm.create_model(entry, pretrained=True, pretrained_cfg_overlay=cached).state_dict()
     except Exception as error:
         raise UserError(f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
@@ -219,7 +211,8 @@ def published_entry(name: str, img_size: int) -> str | None:
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     """Load weights that bear the model's names, or that it can fit; see `load_weights`. Changes `state`."""
-    weights, heads = model.state_dict(), classifier_keys(model)
+    weights = model.state_dict()
+    heads = classifier_keys(model)
     try:
         notes = _fit(model, state)
         if any(key not in state or state[key].shape != weights[key].shape for key in heads):
@@ -243,10 +236,11 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     if hasattr(network, "fit_weights"):
         return network.fit_weights(state)
     modules = [cls.__module__ for cls in type(network).__mro__ if cls.__module__.startswith("timm.models.")]
-    if not modules or not hasattr(sys.modules[modules[0]], "checkpoint_filter_fn"):
+    fit = getattr(sys.modules[modules[0]], "checkpoint_filter_fn", None) if modules else None
+    if fit is None:
         return []
     with torch.no_grad():
-        fitted = sys.modules[modules[0]].checkpoint_filter_fn(dict(state), network)
+        fitted = fit(dict(state), network)
     notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
     state.clear()
     state.update(fitted)
@@ -259,11 +253,9 @@ def _fit_channels(state: StateDict, weights: StateDict) -> list[str]:
 
     notes = []
     for key, ours in weights.items():
-        theirs = state.get(key)
-        if theirs is None or theirs.ndim != 4 or ours.ndim != 4:
-            continue
-        channels = ours.shape[1]
-        if theirs.shape[1] == 3 and channels != 3:
+        theirs = state.get(key, ours)
+        if ours.ndim == theirs.ndim == 4 and theirs.shape[1] == 3 != ours.shape[1]:
+            channels = ours.shape[1]
             state[key] = adapt_input_conv(channels, theirs)
             change = "added up for gray images" if channels == 1 else f"repeated for {channels}"
             notes.append(f"the three channels of {key} {change}")
@@ -273,7 +265,8 @@ def _fit_channels(state: StateDict, weights: StateDict) -> list[str]:
 def difference(weights: StateDict, state: StateDict) -> str | None:
     """The first name, shape or kind of number in which `state` is not that of the model, in words."""
     for key in [*weights, *state]:
-        ours, theirs = weights.get(key), state.get(key)
+        ours = weights.get(key)
+        theirs = state.get(key)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             return f"{key} is {_shape(theirs)} in it, {_shape(ours)} in the model"
         if ours.is_floating_point() and not theirs.is_floating_point():  # quantized, as int8

@@ -12,6 +12,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from cait import ckpt, disk
+from cait.ckpt import Checkpoint, State
 from cait.errors import UserError
 from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
 from cait.run.signals import StopSignals
@@ -30,7 +31,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     error: str | None = None
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, path: Any, storage_options: Any = None) -> None:
         """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
         try:
@@ -97,9 +98,10 @@ class LastCheckpoint(Callback):
         """Those of a Trainer."""
         return [callback for callback in trainer.callbacks if isinstance(callback, cls)]  # type: ignore[attr-defined]
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint) -> None:
         for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
-            if state := checkpoint["callbacks"].get(callback.state_key):
+            state = checkpoint["callbacks"].get(callback.state_key)
+            if state:
                 state["patience"] = callback.patience
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,18 +118,17 @@ class LastCheckpoint(Callback):
 
     def _remove_damaged(self, start: Any) -> None:
         """Of a run that goes on from `previous.ckpt`: else a save would put the damaged file in its place."""
-        last, previous = self.folder / LAST, self.folder / PREVIOUS
-        resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
-        if resumes_previous and not ckpt.is_whole(last):
+        last = self.folder / LAST
+        previous = (self.folder / PREVIOUS).resolve()
+        if start and Path(start).resolve() == previous and not ckpt.is_whole(last):
             disk.remove(last)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        is_new = trainer.global_step == 0
-        has_head = is_new and getattr(pl_module, "validates_first", False)  # to solve it took time
+        has_head = trainer.global_step == 0 and getattr(pl_module, "validates_first", False)  # to solve it took time
         if has_head or trainer.global_step != self._saved_step:
             self._save_or_leave(trainer, due=True, ask=True)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != self._seen_step:
             due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
             self._save_or_leave(trainer, due, ask=self.signals.is_due(trainer))
@@ -172,8 +173,9 @@ class LastCheckpoint(Callback):
         self._raise_error(trainer)
 
     def _raise_error(self, trainer: Trainer) -> None:
-        error = getattr(trainer.strategy.checkpoint_io, "error", None)
-        if error := trainer.strategy.broadcast(error):
+        strategy = trainer.strategy
+        error = strategy.broadcast(getattr(strategy.checkpoint_io, "error", None))
+        if error:
             raise UserError(error)
 
 
@@ -188,8 +190,14 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str | None = None) -> None:
-        plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
-        super().__init__(folder, Path(BEST).stem, monitor, mode=mode or known_mode(monitor, {}), **plain_name)
+        super().__init__(
+            folder,
+            Path(BEST).stem,
+            monitor,
+            mode=mode or known_mode(monitor, {}),
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+        )
         self.metric = monitor
         self.other_score: float | None = None
         """The same metric of the other weights at the best score: of the raw ones if the average chooses."""
@@ -203,7 +211,7 @@ class BestCheckpoint(ModelCheckpoint):
             self.other_score = None if other is None else float(other)
         return is_best
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return super().state_dict() | {"other_score": self.other_score}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -216,10 +224,10 @@ class BestCheckpoint(ModelCheckpoint):
         else:
             super().on_validation_end(trainer, pl_module)
 
-    def _check_watched(self, callback: Any, metrics: dict[str, Any]) -> None:
+    def _check_watched(self, callback: Any, metrics: State) -> None:
         name = str(getattr(callback, "monitor", None))
-        is_strict = getattr(callback, "strict", True)
         is_of_validation = name.startswith("val") or f"{ckpt.VAL}/{name}" in metrics
+        is_strict = getattr(callback, "strict", True)
         if name in metrics or not is_strict or not is_of_validation:
             return
         who = f"{type(callback).__name__} watches"
@@ -228,10 +236,14 @@ class BestCheckpoint(ModelCheckpoint):
         known = ", ".join(sorted(metrics))
         raise UserError(f"{who} {name}: there is no such metric, only {known}")
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.other_score = state_dict.get("other_score")
         best = str(Path(str(self.dirpath), BEST))
         if state_dict["best_k_models"] and Path(best).exists():  # else it starts from another run's checkpoint
-            moved = {"dirpath": self.dirpath, "best_model_path": best, "kth_best_model_path": best}
-            state_dict |= moved | {"best_k_models": {best: state_dict["best_model_score"]}}
+            state_dict |= {
+                "dirpath": self.dirpath,
+                "best_model_path": best,
+                "kth_best_model_path": best,
+                "best_k_models": {best: state_dict["best_model_score"]},
+            }
         super().load_state_dict(state_dict)

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from cait import disk
+from cait.ckpt import State
 from cait.errors import UserError
 
 
@@ -22,14 +23,14 @@ class RunCSVWriter(ExperimentWriter):
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         self.replace_rows(self.rows_before(math.inf), fieldnames)
 
-    def rows_before(self, step: float) -> list[dict[str, Any]]:
+    def rows_before(self, step: float) -> list[State]:
         """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
         with suppress(UserError):
             rows = [row for row in disk.read_rows(Path(self.metrics_file_path)) if None not in row]
             return [row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step]
         return []
 
-    def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
+    def replace_rows(self, rows: list[State], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)
         disk.write_csv(Path(self.metrics_file_path), fieldnames, cells)
 
@@ -47,7 +48,8 @@ class RunCSVLogger(CSVLogger):
     def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = writer = RunCSVWriter(self.log_dir)
-            if rows := writer.rows_before(self.first_step):
+            rows = writer.rows_before(self.first_step)
+            if rows:
                 writer.metrics_keys = sorted(rows[0])
                 writer.replace_rows(rows, writer.metrics_keys)
             else:
@@ -57,5 +59,5 @@ class RunCSVLogger(CSVLogger):
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
     """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
-    settings: dict[str, Any] = dict(version="", default_hp_metric=False, purge_step=first_step)
-    return [RunCSVLogger(run_dir, first_step), TensorBoardLogger(run_dir.parent, run_dir.name, **settings)]
+    events = TensorBoardLogger(run_dir.parent, run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
+    return [RunCSVLogger(run_dir, first_step), events]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cait.errors import OtherEndedError, UserError, one_line, to_type
 from cait.run import rundir
+from cait.settings import Settings
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment
@@ -62,12 +63,12 @@ class Processes:
     def started(self) -> int:
         """How many processes torchrun or SLURM has started, on all nodes; 1 if neither did."""
         cluster = self.cluster()
-        return cluster.world_size() if cluster is not None else 1
+        return cluster.world_size() if cluster else 1
 
     def rank(self) -> int:
         """Which of them this one is."""
         cluster = self.cluster()
-        return cluster.global_rank() if cluster is not None else 0
+        return cluster.global_rank() if cluster else 0
 
     def follow_launcher(self, trainer: Any) -> None:
         """Take the number of processes from torchrun or SLURM, where the Trainer's settings ask for one or for "auto".
@@ -85,15 +86,16 @@ class Processes:
     def agree(self, word: str = "") -> list[str]:
         """The words of all processes, by rank. All call it equally often, and each waits for all."""
         cluster = self.cluster()
-        if cluster is None or cluster.world_size() == 1:
+        if not cluster or cluster.world_size() == 1:
             return [word]
         try:
             self._store = self._store or _open_store(cluster)
             return _exchange(self._store, word, cluster.global_rank(), cluster.world_size())
         except RuntimeError as error:  # torch's errors of the network
-            address = f"{cluster.main_address}:{cluster.main_port}"
-            reason = str(error).splitlines()[0]
-            raise OtherEndedError(f"another process of the run cannot be reached at {address}: {reason}") from error
+            raise OtherEndedError(
+                f"another process of the run cannot be reached at {cluster.main_address}:{cluster.main_port}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
 
     def from_first(self, make: Callable[[], str]) -> str:
         """What `make` returns in the first process."""
@@ -123,8 +125,10 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
 
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        remedy = "give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
-        raise UserError(f"torchrun's --max-restarts {restarts} needs a new store for each start: {remedy}")
+        raise UserError(
+            f"torchrun's --max-restarts {restarts} needs a new store for each start: give torchrun the variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
+        )
     os.environ |= {"MASTER_ADDR": cluster.main_address, "MASTER_PORT": str(cluster.main_port)}  # as in SLURM
     store, _, _ = next(rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT))
     return store
@@ -140,9 +144,11 @@ class NextRun(BaseException):
         layers: its settings if it is new, else what is given to it now.
     """
 
-    def __init__(self, folder: Path, is_new: bool, *layers: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, is_new: bool, *layers: Settings) -> None:
         super().__init__(folder)
-        self.folder, self.is_new, self.layers = folder, is_new, layers
+        self.folder = folder
+        self.is_new = is_new
+        self.layers = layers
 
 
 @dataclass

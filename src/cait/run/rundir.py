@@ -30,13 +30,14 @@ def folder_of(name: str) -> Path:
     Raises UserError if there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
     """
     is_path = name.partition(os.sep)[0] in ("", ".", "..")
-    in_logs, elsewhere = LOGS / name, Path(name)
+    in_logs = LOGS / name
+    elsewhere = Path(name)
     if in_logs.is_dir() and not is_path:
         return _check_folder(in_logs)
     if elsewhere.is_dir():
         return _check_folder(elsewhere)
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
-    others = "; runs: " + ", ".join(runs) if runs else "; there are none yet"
+    others = f"; runs: {', '.join(runs)}" if runs else "; there are none yet"
     missing = elsewhere if LOGS in elsewhere.parents else in_logs
     raise UserError(f"there is no run {missing}{did_you_mean(missing.name, runs, others)}")
 

@@ -32,7 +32,8 @@ class StopSignals:
                 if not is_under_nohup:
                     self._handlers[number] = signal.signal(number, self._note)
         self._next_step = 0
-        self._last_step, self._last_time = trainer.global_step, time.monotonic()
+        self._last_step = trainer.global_step
+        self._last_time = time.monotonic()
         loops.ask_nobody_about_signals(trainer)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
@@ -55,12 +56,11 @@ class StopSignals:
         """
         if trainer.world_size == 1:
             return self.received, save
-        step, now = trainer.global_step, time.monotonic()
-        steps = max(1, step - self._last_step)
-        milliseconds = int(1000 * (now - self._last_time) / steps)
-        wishes = [self.received, save and trainer.is_global_zero, milliseconds]
-        on_device = torch.tensor(wishes, device=trainer.strategy.root_device)
-        agreed = trainer.strategy.reduce(on_device, reduce_op="max")
+        step = trainer.global_step
+        strategy = trainer.strategy
+        milliseconds = 1000 * (time.monotonic() - self._last_time) / max(1, step - self._last_step)
+        wishes = [self.received, save and trainer.is_global_zero, int(milliseconds)]
+        agreed = strategy.reduce(torch.tensor(wishes, device=strategy.root_device), reduce_op="max")
         received, any_saves, slowest = agreed.tolist()
         steps_in_time = int(1000 * SECONDS) // max(1, slowest)
         self._next_step = step + max(1, min(STEPS, steps_in_time))

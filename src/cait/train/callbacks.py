@@ -13,6 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from cait import ckpt, seeds
+from cait.ckpt import Checkpoint, State
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.settings import In
@@ -56,7 +57,7 @@ class EMA(Callback):
         self.average: nn.Module | None = None
         self.logits: Tensor | None = None
         """The average's logits of the batch that is being validated, [B, num_classes]."""
-        self._loaded: dict[str, Any] = {}
+        self._loaded: State = {}
         self._last_step = 0
 
     @classmethod
@@ -88,11 +89,12 @@ class EMA(Callback):
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
-        weights, dtype = pl_module.model, torch.promote_types(pl_module.dtype, torch.float32)
+        weights = pl_module.model
+        dtype = torch.promote_types(pl_module.dtype, torch.float32)
         # timm averages all tensors by one operation, which takes no mixture of sharded and other tensors.
-        is_mixed = len({type(value) for value in weights.state_dict().values()}) > 1
+        is_uniform = len(set(map(type, weights.state_dict().values()))) == 1
         to_dtype = None if dtype == pl_module.dtype else dtype
-        self._averaging = ModelEmaV3(weights, self.decay, dtype=to_dtype, foreach=not is_mixed)
+        self._averaging = ModelEmaV3(weights, self.decay, dtype=to_dtype, foreach=is_uniform)
         self.average = self._averaging.module.requires_grad_(False)
         if self._loaded:
             self._restore(self.average, pl_module.trainer.ckpt_path)
@@ -102,8 +104,7 @@ class EMA(Callback):
         try:
             average.load_state_dict(self._loaded)
         except (RuntimeError, TypeError) as error:
-            problem = one_line(error)[:200]
-            raise UserError(f"the moving average in {path} cannot be used: {problem}") from error
+            raise UserError(f"the moving average in {path} cannot be used: {one_line(error)[:200]}") from error
         self._loaded = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -130,19 +131,23 @@ class EMA(Callback):
         """Say so if the average is far behind: its decay is too large for so few steps."""
         if self.decay is None:
             return
-        name, metrics = pl_module.task.metric, trainer.callback_metrics
-        average = float(metrics.get(f"{ckpt.VAL_EMA}/{name}", math.nan))
-        raw = float(metrics.get(f"{ckpt.VAL}/{name}", math.nan))
+        name = pl_module.task.metric
+        prefixes = (ckpt.VAL_EMA, ckpt.VAL)
+        average, raw = (float(trainer.callback_metrics.get(f"{prefix}/{name}", math.nan)) for prefix in prefixes)
         if average < NEAR * raw:
-            figures = f"{name} is {average:.4g}, of the raw weights {raw:.4g}"
-            rank_zero_info(f"warning: the moving average is far behind: {figures}; take a smaller --ema.decay")
+            rank_zero_info(
+                f"warning: the moving average is far behind: {name} is {average:.4g}, "
+                f"of the raw weights {raw:.4g}; take a smaller --ema.decay"
+            )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return self.average.state_dict() if self.average is not None else {}
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: Checkpoint) -> None:
         if trainer.state.fn != "fit":
-            self.average, self._loaded = None, {}  # those of the weights that were scored before
+            # Those of the weights that were scored before.
+            self.average = None
+            self._loaded = {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self._loaded = state_dict

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError
-from cait.settings import Group, Needs, PositiveFloat, Share, ShareBelow1
+from cait.settings import Group, Needs, PositiveFloat, Settings, Share, ShareBelow1
 
 Distillation = Literal["none", "soft", "hard"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,11 +66,10 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation
     hard: CE(logits, argmax teacher), the cross entropy with the teacher's decision.
     soft: τ² · KL(softmax(teacher / τ) ‖ softmax(logits / τ)), as in timm; DeiT's code also divides by the classes.
     """
-    logits, teacher_logits = logits.float(), teacher_logits.float()
     if kind == "hard":
-        return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
-    student = (logits / tau).log_softmax(dim=1)
-    teacher = (teacher_logits / tau).log_softmax(dim=1)
+        return F.cross_entropy(logits.float(), teacher_logits.argmax(dim=1))
+    student = (logits.float() / tau).log_softmax(dim=1)
+    teacher = (teacher_logits.float() / tau).log_softmax(dim=1)
     return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
@@ -99,7 +98,7 @@ class DistillationSettings(Group):
     """A checkpoint (.ckpt) of a run, or a network of timm's, with or without "timm/"."""
     teacher_path: Annotated[str | None, TAUGHT_BY_TIMM] = None
     """File with the weights of timm's network; None takes the published ones."""
-    teacher_fields: Annotated[dict[str, Any] | None, TAUGHT_BY_TIMM] = None
+    teacher_fields: Annotated[Settings | None, TAUGHT_BY_TIMM] = None
     """Further arguments of timm's network."""
 
     @property

@@ -20,6 +20,8 @@ STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 HIGHER = {"acc", "acc1", "acc5", "accuracy", "f1", "map", "auc", "auroc", "precision", "recall"}
 LOWER = {"loss", "error", "errors", "err", "nll", "ece", "mae", "mse", "rmse", "perplexity"}
 """Words in the name of a metric whose largest value, or whose smallest, is the best."""
+Figures = dict[str, Tensor]
+"""The values of metrics by name, each []."""
 
 
 class Counts(Metric):
@@ -43,12 +45,12 @@ class Counts(Metric):
         """Count a batch: logits [B, num_classes] in float32, labels [B]."""
         right = (logits.argmax(dim=1) == labels).long()
         self.classes.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
-        best = logits.topk(min(5, logits.shape[1])).indices
+        best = logits.topk(min(5, len(self.classes))).indices
         self.right_in_5 += (best == labels[:, None]).sum()
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         self.loss = self.loss + loss  # not in place: Lightning may have made the state bfloat16
 
-    def compute(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self) -> tuple[Tensor, Figures]:
         """(images, correct) of each class, [num_classes, 2], and the figures by name."""
         images, right = self.classes.sum(dim=0)
         figures = {"loss": self.loss / images, "acc1": 100 * (right / images)}
@@ -100,7 +102,7 @@ class EvalMetrics(nn.Module):
             with told_as(f"the metric {name} fails"):
                 metric.update(logits.clone(), labels.clone())  # it may change them
 
-    def compute(self, prefix: str) -> dict[str, Tensor]:
+    def compute(self, prefix: str) -> Figures:
         """The values under their logged names, such as `val/acc1`. Counting then starts again.
 
         If the loss is not finite, all of them are NaN.
@@ -121,16 +123,16 @@ class EvalMetrics(nn.Module):
             figures = {name: torch.full_like(value, torch.nan) for name, value in figures.items()}
         return {f"{prefix}/{name}": value for name, value in figures.items()}
 
-    def _standard(self) -> dict[str, Tensor]:
+    def _standard(self) -> Figures:
         """The values that every evaluation has, and `per_class`."""
         self.per_class, figures = self.counter.compute()
         return figures
 
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in percent, and their mean."""
-        recalls: list[float | None] = []
-        for images, correct in self.per_class.tolist():
-            recalls.append(100 * correct / images if images and self.is_finite else None)
+        recalls = [
+            100 * correct / images if images and self.is_finite else None for images, correct in self.per_class.tolist()
+        ]
         known = [recall for recall in recalls if recall is not None]
         return {
             "images": int(self.per_class[:, 0].sum()),
@@ -178,10 +180,9 @@ def best_mode(metric: str, own: Mapping[str, Any]) -> Mode | None:
     if isinstance(is_better, bool):
         return "max" if is_better else "min"
     words = set(re.findall(r"[^\W_]+", metric.lower()))
-    has_high, has_low = bool(words & HIGHER), bool(words & LOWER)
-    if has_high == has_low:
+    if words.isdisjoint(HIGHER) == words.isdisjoint(LOWER):
         return None
-    return "max" if has_high else "min"
+    return "min" if words.isdisjoint(HIGHER) else "max"
 
 
 def known_mode(metric: str, own: Mapping[str, Any]) -> Mode:
@@ -244,10 +245,9 @@ class OneClass:
         if not probabilities.isfinite().all():
             raise UserError("the network's answers are not finite")
         values, indices = probabilities.topk(min(top_k or 5, probabilities.shape[1]))
-        answers: list[Best] = []
+        answers = []
         for row in zip(values.tolist(), indices.tolist(), strict=True):
-            best = [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(*row, strict=True)]
-            answers.append(best)
+            answers.append([{"class": class_names[i], "index": i, "probability": p} for p, i in zip(*row, strict=True)])
         return answers
 
 

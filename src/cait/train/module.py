@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from cait import ckpt, loops, plugins
+from cait.ckpt import Checkpoint, State
 from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -44,9 +45,7 @@ def lay_out_buckets(network: Any) -> None:
     last to the first, without a pass through the network. Networks that leave parameters out keep their first layout;
     with `static_graph` DDP has to see a real step first.
     """
-    if not isinstance(network, DistributedDataParallel):
-        return
-    if network.find_unused_parameters or network.static_graph:
+    if not isinstance(network, DistributedDataParallel) or network.find_unused_parameters or network.static_graph:
         return
     prepare_for_backward(network, None)
     for parameter in reversed([*network.parameters()]):
@@ -128,7 +127,7 @@ class CaiTModule(LightningModule):
 
     class_names: list[str] | None = None
     """Names of the classes in the order of the logits; known once a checkpoint is loaded."""
-    preprocessing: dict[str, Any] | None = None
+    preprocessing: Settings | None = None
     """The checkpoint's settings of how images are prepared."""
     reading: Any = None
     """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
@@ -179,15 +178,15 @@ class CaiTModule(LightningModule):
 
         Returns what the module's settings need of extras, if the Trainer has not got it from the command line.
         """
-        built = hasattr(self, "model")
-        if not built or self.trainer.state.fn == "fit":
-            self._take_from_data(self.trainer.datamodule)  # type: ignore[attr-defined]
-        if not built:
+        trainer: Any = self.trainer
+        is_built = hasattr(self, "model")
+        fits = trainer.state.fn == "fit"
+        if fits or not is_built:
+            self._take_from_data(trainer.datamodule)
+        if not is_built:
             self._build()
-        if self.trainer.state.fn != "fit":
-            return []
-        present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
-        needed = plugins.step_callbacks(self, self.trainer.datamodule)  # type: ignore[attr-defined]
+        present = set(map(type, trainer.callbacks))
+        needed = plugins.step_callbacks(self, trainer.datamodule) if fits else []
         return [callback for callback in needed if type(callback) not in present]
 
     def _take_from_data(self, data: Any) -> None:
@@ -196,22 +195,22 @@ class CaiTModule(LightningModule):
         They and the normalization join the hyper-parameters. Raises UserError if other sizes were given, or the data
         module makes images of other channels.
         """
-        sizes: Settings = {}
+        chosen: Settings = {}
         for name, default in (("img_size", 224), ("num_classes", 1000), ("task", None)):
-            own = self.hparams[name]
-            datas = getattr(data, name, None)
-            if None not in (own, datas) and own != datas:
-                raise UserError(f"the module has {name} {own}, the data has {datas}: leave it out of the module")
-            sizes[name] = own or datas or default
-        self.settings = replace(self.settings, **sizes)
-        normalization: Settings = {}
+            asked = self.hparams[name]
+            value = getattr(data, name, None) or asked or default
+            if asked not in (None, value):
+                raise UserError(f"the module has {name} {asked}, the data has {value}: leave it out of the module")
+            chosen[name] = value
+        self.settings = replace(self.settings, **chosen)
         if hasattr(data, "preprocessing"):
-            channels = network.input_shape({**self.hparams, **sizes})[0]
+            channels = network.input_shape({**self.hparams, **chosen})[0]
             if data.settings.in_chans != channels and not data.has_own_eval_transform:
-                both = f"the network has in_chans {channels}, the data module {data.settings.in_chans}"
-                raise UserError(f"{both}: give both the same")
-            normalization = {"mean": data.settings.mean, "std": data.settings.std}
-        self.save_hyperparameters(sizes | normalization)
+                raise UserError(
+                    f"the network has in_chans {channels}, the data module {data.settings.in_chans}: give both the same"
+                )
+            chosen |= {"mean": data.settings.mean, "std": data.settings.std}
+        self.save_hyperparameters(chosen)
 
     def setup(self, stage: str) -> None:
         if self.starts_anew:  # only once: later it would overwrite what was trained since
@@ -220,38 +219,40 @@ class CaiTModule(LightningModule):
         if stage != "fit":
             return
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if (names := self._classes_of_data()) is not None:  # for `predict`, once it is trained
+        names = self._classes_of_data()
+        if names is not None:  # for `predict`, once it is trained
             self.class_names = names
             self.eval_transform = getattr(data, "eval_transform", None)
             self.reading = data.settings if hasattr(data, "preprocessing") else None
-        self.settings = replace(self.settings, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
-        counts = not self.hparams.get("freeze_norm") and network.counts_twice(self.model)
-        if self.settings.grad_checkpointing and counts:
+        settings = replace(self.settings, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
+        self.settings = settings
+        has_live_norms = not self.hparams.get("freeze_norm")
+        if settings.grad_checkpointing and has_live_norms and network.counts_twice(self.model):
             raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
-        if self.settings.compile:
+        if settings.compile:
             self.model.compile_blocks()  # type: ignore[operator]
-        if self.settings.class_weights is not None:
+        if settings.class_weights is not None:
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
-            self.loss = self.task.loss(self.settings, data).to(self.device)
-        if self.settings.distills:
+            self.loss = self.task.loss(settings, data).to(self.device)
+        if settings.distills:
             if self.task.several:
                 raise UserError("model.distillation is for images of one class each; set it to none")
             from cait.train.teacher import load_teacher
 
-            normalization = (self.hparams["mean"], self.hparams["std"])
-            teacher = load_teacher(self.settings, self.settings, normalization, self._classes_of_data())
+            students = (self.hparams["mean"], self.hparams["std"])
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
-            self.__dict__["teacher"] = teacher
+            self.__dict__["teacher"] = load_teacher(settings, settings, students, names)
 
     def _load_initial_weights(self) -> None:
         own_classes = None if self.settings.weights is None else self._classes_of_data()
-        if notes := self.settings.load_into(self.model, self.name, own_classes):
+        notes = self.settings.load_into(self.model, self.name, own_classes)
+        if notes:
             from cait.model.weights import HEAD_ANEW
 
             if HEAD_ANEW in notes and self.trainer.state.fn != "fit":
                 raise UserError(f"{notes[0]} has no head for the classes of {self.trainer.datamodule.root}")  # type: ignore[attr-defined]
-            rank_zero_info("weights from " + "; ".join(notes))
+            rank_zero_info(f"weights from {'; '.join(notes)}")
 
     def _classes_of_data(self) -> list[str] | None:
         with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
@@ -259,7 +260,7 @@ class CaiTModule(LightningModule):
         return None
 
     def on_fit_start(self) -> None:
-        if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
+        if self.teacher:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
 
     def on_train_start(self) -> None:
@@ -269,13 +270,17 @@ class CaiTModule(LightningModule):
             loops.validate(self.trainer)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        if (rate := self.hparams["lr"]) != self.settings.lr:  # as Lightning's LearningRateFinder sets it in a run
-            late = f"hparams.lr became {rate:g} after the schedule was made for {self.settings.lr:g}"
-            raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
+        rate = self.hparams["lr"]
+        planned = self.settings.lr
+        if rate != planned:  # as Lightning's LearningRateFinder sets it in a run
+            raise UserError(
+                f"hparams.lr became {rate:g} after the schedule was made for {planned:g}: "
+                "find the rate before the run, and give it as --model.lr"
+            )
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
-        strategy: Any = self._trainer.strategy if self._trainer is not None else None
+        strategy: Any = getattr(self._trainer, "strategy", None)
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
 
@@ -288,7 +293,7 @@ class CaiTModule(LightningModule):
         images, targets = batch
         logits = self._training_logits(images)
         loss = self._label_loss(logits, targets)
-        if self.teacher is not None:
+        if self.teacher:
             loss = self.settings.distilled_loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
@@ -298,8 +303,10 @@ class CaiTModule(LightningModule):
         logits = self(images)
         shape = network.kind_of(logits)
         if shape != [len(images), self.num_classes]:
-            remedy = f"try --model.fields.aux_logits false, or have it return logits alone, not {shape}"
-            raise UserError(f"{self.name} gives no logits in training: {remedy}")
+            raise UserError(
+                f"{self.name} gives no logits in training: try --model.fields.aux_logits false, "
+                f"or have it return logits alone, not {shape}"
+            )
         return precise(logits)
 
     def _label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -314,24 +321,26 @@ class CaiTModule(LightningModule):
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
         """Log the loss and accuracy of a step, over the batches that it accumulates and all processes."""
+        trainer = self.trainer
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         self.figures = torch.stack([loss, top1(logits, targets).to(loss)])
-        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+        if batch_idx % trainer.accumulate_grad_batches == 0:
             self._figures_of_step = []
         self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        mean = torch.stack(self._figures_of_step).nanmean(dim=0)
-        loss, acc1 = self.trainer.strategy.reduce(mean, reduce_op="mean")
+        figures = torch.stack(self._figures_of_step).nanmean(dim=0)
+        loss, acc1 = trainer.strategy.reduce(figures, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
-        highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
+        highest = max(group["lr"] for group in trainer.optimizers[0].param_groups)
         rate = torch.full((), highest, dtype=torch.float32, device=self.device)
         self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, on_step=True)
 
     def is_logged(self) -> bool:
         """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
-        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return self.trainer.is_last_batch or (every > 0 and (self.trainer.global_step + 1) % every == 0)
+        trainer: Any = self.trainer
+        every = trainer.log_every_n_steps
+        return trainer.is_last_batch or (every > 0 and (trainer.global_step + 1) % every == 0)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -340,7 +349,7 @@ class CaiTModule(LightningModule):
         if gradient_clip_algorithm == "value":
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
-            norm = self.grad_norm if self.grad_norm is not None else self.gradient_norm(optimizer)
+            norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
             weights = [*self.trainer.precision_plugin.main_params(optimizer)]
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
@@ -353,13 +362,14 @@ class CaiTModule(LightningModule):
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
         """The factor by which the gradients of `optimizer` are multiplied now, as under 16-mixed a fused one's are."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return 1.0  # Lightning has the scaler unscale the gradients of other optimizers
-        return scaler._get_scale_async()
+        if scaler and getattr(optimizer, "_step_supports_amp_scaling", False):
+            return scaler._get_scale_async()
+        return 1.0  # Lightning has the scaler unscale the gradients of other optimizers
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The last step of an epoch may have fewer batches than Lightning has divided the loss by."""
-        batches, every = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        batches = self.trainer.num_training_batches
+        every = self.trainer.accumulate_grad_batches
         rest = batches % every
         if rest and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (every / rest)
@@ -398,35 +408,39 @@ class CaiTModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         loops.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
         optimizer = self.settings.build_optimizer(self.model, self.peak_lr())
-        scheduler = WarmupSchedule(optimizer, self.settings, self.schedule_length)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        schedule = WarmupSchedule(optimizer, self.settings, self.schedule_length)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def schedule_length(self) -> Length:
         """How long the schedule is from where the Trainer stands. Raises UserError if the run has no end."""
-        trainer, epochs = self.trainer, self.settings.warmup_epochs
-        if epochs and not math.isfinite(loops.batches_an_epoch(trainer)):
+        trainer = self.trainer
+        epochs = self.settings.warmup_epochs
+        warmup = loops.steps_until(trainer, epochs) if epochs else 0
+        if math.isinf(warmup):
             raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
-        if not math.isfinite(total := loops.total_steps(trainer)):
+        total = loops.total_steps(trainer)
+        if math.isinf(total):
             raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
-        warmup = round(loops.steps_until(trainer, epochs)) if epochs else 0
-        return Length(warmup, int(total), (trainer.max_epochs or -1, trainer.max_steps))
+        return Length(round(warmup), int(total), (trainer.max_epochs or -1, trainer.max_steps))
 
     def peak_lr(self) -> float:
         """The highest rate: `lr`, which counts for `lr_base_size` images a step if that is set."""
-        if self.settings.lr_base_size is None:
-            return self.settings.lr
+        lr = self.settings.lr
+        base_size = self.settings.lr_base_size
+        if base_size is None:
+            return lr
         loader: Any = self.trainer.train_dataloader
         batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
-        return self.settings.lr * batch * loops.batches_a_step(self.trainer) / self.settings.lr_base_size
+        return lr * batch * loops.batches_a_step(self.trainer) / base_size
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Say where the run stands, in every checkpoint, whatever saves it."""
         position = loops.Position.now(self.trainer)
         checkpoint[loops.POSITION] = [*position]
-        begun = position.epoch + 1 if position.batch else position.epoch
-        checkpoint["epoch"] = max(0, begun - 1)  # that of the last batch, counted from 0
+        # That of the last batch, counted from 0.
+        checkpoint["epoch"] = position.epoch if position.batch else max(0, position.epoch - 1)
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Refuse another network's weights; let this run's settings of the optimizer win, as those of its schedule do.
 
         Raises UserError for a checkpoint of other classes or of another network.
@@ -441,17 +455,17 @@ class CaiTModule(LightningModule):
         if data_module is not None:
             ckpt.rename_data_state(checkpoint, type(data_module).__qualname__)
         self._check_classes(data, data_module)
-        self._fit_buffers(checkpoint["state_dict"])
         before = checkpoint.get("hyper_parameters", {})
         self._check_network(checkpoint["state_dict"], before.get("img_size"))
-        if trainer is None or trainer.state.fn != "fit":
+        if not trainer or trainer.state.fn != "fit":
             return
         images = getattr(data_module, "world_batch_size", 1)
         loops.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)
-        if states := checkpoint.get("optimizer_states"):
+        states = checkpoint.get("optimizer_states")
+        if states:
             self.settings.apply(states, before, self.model, self.settings.lr)
 
-    def _check_classes(self, data: dict[str, Any], data_module: Any) -> None:
+    def _check_classes(self, data: State, data_module: Any) -> None:
         known = self.class_names
         if known is None or len(known) == self.num_classes:
             return
@@ -459,22 +473,25 @@ class CaiTModule(LightningModule):
             data_module.load_state_dict(data)  # its error names them
         raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
 
-    def _fit_buffers(self, state: dict[str, Any]) -> None:
-        """Add and leave out what loss and metrics have by the settings of now. `state` stays: it holds versions too."""
-        now = self.state_dict()
-        odd = [key for key in now.keys() ^ state.keys() if key.startswith(("loss.", "val_metrics."))]
-        for key in odd:
-            state.pop(key, None)
-            if key in now:
-                state[key] = now[key]
+    def _check_network(self, state: State, img_size: int | None) -> None:
+        """Raise UserError if `state` is of another network.
 
-    def _check_network(self, state: dict[str, Any], img_size: int | None) -> None:
+        First add and leave out what loss and metrics have by the settings of now. `state` stays: it holds versions too.
+        """
         from cait.model.weights import difference
 
-        differs = difference(self.state_dict(), state)
+        now = self.state_dict()
+        for key in now.keys() ^ state.keys():
+            if key.startswith(("loss.", "val_metrics.")):
+                state.pop(key, None)
+                if key in now:
+                    state[key] = now[key]
+        differs = difference(now, state)
         if not differs:
             return
-        if img_size not in (None, self.hparams["img_size"]):
-            sizes = f"img_size was {img_size}, is {self.hparams['img_size']}"
-            differs = f"{sizes}; at a new size give its weights to --model.weights; {differs}"
+        size = self.hparams["img_size"]
+        if img_size not in (None, size):
+            differs = (
+                f"img_size was {img_size}, is {size}; at a new size give its weights to --model.weights; {differs}"
+            )
         raise UserError(f"the checkpoint is of another network: {differs}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
+from cait.ckpt import State
 from cait.errors import UserError, told_as
-from cait.settings import Group, In, Needs, NonNegativeFloat, PositiveInt, values
+from cait.settings import Group, In, Needs, NonNegativeFloat, PositiveInt, Settings, values
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class OptimizerSettings(Group):
     optimizer: str = "adamw"
     """"adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
     "package.module:factory", which is called with parameter groups, lr and `optimizer_args`."""
-    optimizer_args: dict[str, Any] | None = None
+    optimizer_args: Settings | None = None
     """Further arguments of the optimizer, as {"betas": [0.9, 0.95]}."""
     layer_decay: Annotated[float | None, In("(0, 1]")] = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
@@ -37,7 +38,8 @@ class OptimizerSettings(Group):
 
     def build_optimizer(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
-        name, arguments = self.optimizer, dict(self.optimizer_args or {})
+        name = self.optimizer
+        arguments = self.optimizer_args or {}
         is_adamw = name.lower() == "adamw"
         weight_decay = self.weight_decay
         if weight_decay is None:
@@ -47,8 +49,8 @@ class OptimizerSettings(Group):
                 make: Any = partial(torch.optim.AdamW, fused=True) if is_adamw else references.locate(name)
                 optimizer = make(param_groups(network, weight_decay, self.layer_decay), lr=lr, **arguments)
             else:
-                arguments |= dict(lr=lr, weight_decay=weight_decay, layer_decay=self.layer_decay)
-                optimizer = timm.optim.create_optimizer_v2(network, opt=name, **arguments)
+                ours = dict(lr=lr, weight_decay=weight_decay, layer_decay=self.layer_decay)
+                optimizer = timm.optim.create_optimizer_v2(network, opt=name, **arguments | ours)
             if not isinstance(optimizer, Optimizer):
                 raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
             inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
@@ -56,7 +58,7 @@ class OptimizerSettings(Group):
             raise UserError(f"optimizer {name} needs second derivatives, which a run does not have; take another")
         return optimizer
 
-    def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:
+    def apply(self, states: list[State], before: State, network: nn.Module, lr: float) -> None:
         """Put these settings into the states of a checkpoint's optimizers, if they have changed.
 
         A schedule of your own may change betas or the weight decay of a group, so else they stay.
@@ -73,13 +75,14 @@ class OptimizerSettings(Group):
         for state in states:
             saved = state["param_groups"]
             if _sizes(saved) != sizes:
-                problem = f"the checkpoint's optimizer has groups of {_sizes(saved)} parameters, not {sizes}"
-                raise UserError(f"{problem}; {remedy}")
+                raise UserError(
+                    f"the checkpoint's optimizer has groups of {_sizes(saved)} parameters, not {sizes}; {remedy}"
+                )
             for old, new in zip(saved, groups, strict=True):
                 old |= {name: new[name] for name in changed & new.keys()}
             _lay_out(state["state"], [parameter for group in groups for parameter in group["params"]])
 
-    def _changed(self, before: Mapping[str, Any]) -> set[str]:
+    def _changed(self, before: State) -> set[str]:
         """The names in a parameter group that these settings decide, where those of a run `before` were others."""
         names = {"lr_scale", "fused"}
         if any(before.get(name) != value for name, value in values(self, OptimizerSettings).items()):
@@ -88,11 +91,11 @@ class OptimizerSettings(Group):
         return names
 
 
-def _sizes(groups: list[dict[str, Any]]) -> list[int]:
+def _sizes(groups: list[State]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def _lay_out(state: dict[int, dict[str, Any]], parameters: list[Tensor]) -> None:
+def _lay_out(state: dict[int, State], parameters: list[Tensor]) -> None:
     """Give each moment its parameter's memory format: the fused AdamW takes the numbers of both as they lie."""
     for index, moments in state.items():
         parameter = parameters[index]
@@ -104,13 +107,13 @@ def _lay_out(state: dict[int, dict[str, Any]], parameters: list[Tensor]) -> None
                 moments[name] = laid_out.copy_(value)
 
 
-def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
+def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[State]:
     """timm's groups of the trainable parameters: without and with weight decay, with `layer_decay` two for each layer.
 
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
     `network.no_weight_decay()`.
     """
-    exempt: set[str] = getattr(network, "no_weight_decay", set)()
+    exempt: Any = getattr(network, "no_weight_decay", set)()
     if layer_decay is None:
         # A decay of 0 would give a single group, and no checkpoint could change it.
         groups = timm.optim.param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)
@@ -179,7 +182,9 @@ class WarmupSchedule(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> None:
-        self.settings, self.measure, self.length = settings, measure, measure()
+        self.settings = settings
+        self.measure = measure
+        self.length = measure()
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -188,7 +193,8 @@ class WarmupSchedule(LRScheduler):
 
     def rate(self, peak: Any) -> Any:
         """The rate of this step, for a group of this peak."""
-        settings, step = self.settings, self.last_epoch
+        settings = self.settings
+        step = self.last_epoch
         warmup = min(self.length.warmup, self.length.total)  # a run may end within its warm-up
         if step < warmup:
             return settings.warmup_lr + step * (peak - settings.warmup_lr) / max(warmup - 1, 1)
@@ -198,21 +204,26 @@ class WarmupSchedule(LRScheduler):
         height = 1 + math.cos(math.pi * (step - warmup) / fall)  # from 2 to 0
         return settings.min_lr + 0.5 * (peak - settings.min_lr) * height
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
-        return state | {"length": tuple(self.length), "schedule": self.settings.schedule}
+    def state_dict(self) -> State:
+        return {
+            "last_epoch": self.last_epoch,
+            "_step_count": self._step_count,
+            "length": tuple(self.length),
+            "schedule": self.settings.schedule,
+        }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Follow the settings of now from the step that the run has reached."""
-        step, before = state_dict["last_epoch"], Length(*state_dict["length"])
-        self.length = self._length_from(step, before, state_dict["schedule"])
-        self.last_epoch, self._step_count = step, state_dict["_step_count"]
+        self.last_epoch = state_dict["last_epoch"]
+        self._step_count = state_dict["_step_count"]
+        self.length = self._length_after(Length(*state_dict["length"]), state_dict["schedule"])
         self._last_lr = self.get_lr()
         for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
-            group["lr"], group["initial_lr"] = lr, peak
+            group |= {"lr": lr, "initial_lr": peak}
 
-    def _length_from(self, step: int, before: Length, shape: str) -> Length:
-        """The length from a step on, where it was `before` under a schedule of this shape."""
+    def _length_after(self, before: Length, shape: str) -> Length:
+        """The length from this step on, where it was `before` under a schedule of this shape."""
+        step = self.last_epoch
         now = self.measure()
         if step < before.warmup:
             return now

@@ -52,7 +52,7 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
     """
     is_one = not isinstance(images, list | tuple)
     paths: Any = [images] if is_one else images
-    answers: list[Best] = []
+    answers = []
     for start in range(0, len(paths), BATCH):
         prepared = [module.transform(image) for image in paths[start : start + BATCH]]
         answers += classify(module, prepared, top_k)

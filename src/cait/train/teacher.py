@@ -19,6 +19,8 @@ from cait.train.losses import DistillationSettings
 
 Normalization = Sequence[Sequence[float]]
 """Mean and deviation of images, for each channel."""
+HYPER_PARAMETERS = ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}
+"""Those of a run that teaches; see `cait.disk.check_shape`."""
 
 
 class Teacher(nn.Module):
@@ -80,10 +82,13 @@ def load_teacher(
         judge = _load_run(name, student.name, classes or ())
     else:
         judge = _load_timm(settings, student.num_classes)
-    channels, wanted = len(students[0]), len(judge.normalization[0])
+    channels = len(students[0])
+    wanted = len(judge.normalization[0])
     if channels != wanted and (channels, wanted) != (1, 3):
-        problem = f"the teacher {name} takes {wanted} channels, the student {channels}"
-        raise UserError(f"{problem}: give the student --model.fields.in_chans {wanted}")
+        raise UserError(
+            f"the teacher {name} takes {wanted} channels, the student {channels}: "
+            f"give the student --model.fields.in_chans {wanted}"
+        )
     if judge.num_classes != student.num_classes:
         raise UserError(f"the teacher {name} knows {judge.num_classes} classes, the data has {student.num_classes}")
     teacher = Teacher(judge.network, judge.normalization, judge.img_size, students)
@@ -97,12 +102,11 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
     """The network of a run, with the weights that chose its checkpoint, in the order of `classes`."""
     checkpoint = ckpt.read_checkpoint(path)
     hparams = checkpoint.get("hyper_parameters", {})
-    shape = ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}
-    disk.check_shape(hparams, shape, Path(path), "hyper_parameters")
+    disk.check_shape(hparams, HYPER_PARAMETERS, Path(path), "hyper_parameters")
     if hparams.get("task"):
         raise UserError(f"the teacher {path} gives an image several classes, the data one")
     name = hparams["name"]
-    signed = signature.own_text(Path(path).absolute().parent.parent / CONFIG)
+    signed = signature.own_text(Path(path).absolute().parents[1] / CONFIG)
     if references.is_path(name) and name not in (student, *references.PATH.findall(signed)):
         raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
     names = ckpt.class_names(checkpoint)
@@ -123,18 +127,19 @@ def _load_timm(settings: DistillationSettings, num_classes: int | None) -> Judge
     """timm's network, with published weights or those of `teacher_path`."""
     import timm
 
-    name, path = settings.teacher.removeprefix(TIMM), settings.teacher_path
+    name = settings.teacher.removeprefix(TIMM)
+    path = settings.teacher_path
     fields = settings.teacher_fields or {}
     if not timm.is_model(name) and Path(name).is_dir():
         raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
-    overlay = {"file": path, "num_classes": num_classes} if path else None
+    weights = {"file": path, "num_classes": num_classes} if path else None
     try:
-        network = timm.create_model(name, **(fields | {"pretrained": True, "pretrained_cfg_overlay": overlay}))
+        network = timm.create_model(name, **fields | dict(pretrained=True, pretrained_cfg_overlay=weights))
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error
     config = network.pretrained_cfg
     size = fields.get("img_size")
-    if not size and config.get("fixed_input_size") and not fields.get("dynamic_img_size"):
+    if config.get("fixed_input_size") and not (size or fields.get("dynamic_img_size")):
         size = config["input_size"][-1]
     return Judge(in_channels_last(network), network.num_classes, size, (config["mean"], config["std"]))

@@ -4,12 +4,11 @@
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cait.errors import UserError
-from cait.settings import Group, In, group, values
+from cait.settings import Group, In, Settings, group, values
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ MULTI_LABEL = "multi_label"
 TASKS = {MULTI_LABEL: "cait.extras.annotations.multi_label:MultiLabel"}
 
 
-def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+def open_source(root: str, settings: Settings) -> Any:
     """The images of a folder with labels of a table, folds or groups; None if nothing of this is asked for.
 
     Raises UserError if `root` is no folder of images.
     """
-    asked: Annotations = group(Annotations, settings)
+    asked = group(Annotations, settings)
     if asked.labels is None and asked.folds is None and asked.group_by is None:
         return None
     from cait.data import source

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from cait.data.table import Images
@@ -29,7 +30,7 @@ class GroupFolds(StratifiedGroupKFold):
         return best
 
 
-def folds_of(images: Images, folds: int, merges_rare: bool, name: str) -> list[np.ndarray]:
+def folds_of(images: Images, folds: int, merges_rare: bool, name: str) -> list[ndarray]:
     """The rows of each fold; with `merges_rare` the labels of fewer than `folds` images count as one.
 
     Raises UserError, which calls the images `name`, if no class, or not the groups, can be divided so.
@@ -43,13 +44,14 @@ def folds_of(images: Images, folds: int, merges_rare: bool, name: str) -> list[n
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
-            divided = splitter(folds, shuffle=True, random_state=0).split(labels, labels, images.groups)
-            return [rows for _, rows in divided]
+            return [
+                rows for _, rows in splitter(folds, shuffle=True, random_state=0).split(labels, labels, images.groups)
+            ]
     except ValueError as error:
         raise UserError(f"{len(images):,} images cannot be divided into {folds} folds: {error}") from error
 
 
-def best_fold(images: Images, fraction: float, has_class: np.ndarray, name: str) -> np.ndarray:
+def best_fold(images: Images, fraction: float, has_class: ndarray, name: str) -> ndarray:
     """The rows of the fold that serves best to validate on; `has_class` is bool [labels, classes].
 
     What counts first is that no class loses more than half of its images, then that each has some to validate on,
@@ -58,23 +60,22 @@ def best_fold(images: Images, fraction: float, has_class: np.ndarray, name: str)
     labels = np.asarray(images.labels)
     groups = np.arange(len(images)) if images.groups is None else images.groups
 
-    def count_classes(labels: np.ndarray) -> np.ndarray:
+    def count_classes(labels: ndarray) -> ndarray:
         return np.bincount(labels, minlength=len(has_class)) @ has_class
 
     in_all = count_classes(labels)
 
-    def cost(rows: np.ndarray) -> tuple[float, ...]:
-        in_rows = count_classes(labels[rows])
-        halved = (2 * in_rows > in_all).sum()
-        lacking = (in_rows == 0).sum()
-        return (not len(rows), halved, lacking, abs(len(rows) / len(images) - fraction))
+    def cost(rows: ndarray) -> tuple[float, ...]:
+        counts = count_classes(labels[rows])
+        halved = (2 * counts > in_all).sum()
+        return (not len(rows), halved, (counts == 0).sum(), abs(len(rows) / len(images) - fraction))
 
-    def with_a_group(rows: np.ndarray, label_has_class: np.ndarray) -> Iterable[np.ndarray]:
+    def with_a_group(rows: ndarray, label_has_class: ndarray) -> Iterable[ndarray]:
         for group in np.unique(groups[label_has_class[labels]]):
             yield np.union1d(rows, np.flatnonzero(groups == group))
 
     folds = max(2, min(round(1 / fraction), len(np.unique(groups))))  # scikit-learn takes no more
-    best: np.ndarray = min(folds_of(images, folds, True, name), key=cost)
+    best: ndarray = min(folds_of(images, folds, True, name), key=cost)
     for column in np.flatnonzero(count_classes(labels[best]) == 0):
         best = min([best, *with_a_group(best, has_class[:, column])], key=cost)
     return best

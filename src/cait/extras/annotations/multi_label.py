@@ -28,7 +28,8 @@ class MultiLabel(OneClass):
             return settings.build_loss()
         weights = None
         if data is not None:
-            images, counts = len(data.source.train), torch.tensor(data.class_counts(), dtype=torch.float32)
+            images = len(data.source.train)
+            counts = torch.tensor(data.class_counts(), dtype=torch.float32)
             divides = (counts > 0) & (counts < images)  # a class on every image, or on none, counts as it is
             weights = torch.where(divides, (images - counts) / counts.clamp(min=1), 1.0)
         return MultiLabelLoss(settings.label_smoothing, weights)
@@ -42,8 +43,8 @@ class MultiLabel(OneClass):
 
     def best(self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None) -> list[Best]:
         """The classes above 0.5, `top_k` at most, for each row of probabilities [B, num_classes]."""
-        ordered = super().best(probabilities, class_names, top_k or len(class_names))
-        return [[each for each in of_image if each["probability"] > 0.5] for of_image in ordered]
+        rows = super().best(probabilities, class_names, top_k or len(class_names))
+        return [[best for best in row if best["probability"] > 0.5] for row in rows]
 
 
 class MultiLabelLoss(nn.Module):

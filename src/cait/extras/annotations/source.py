@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from cait import disk
@@ -76,7 +77,7 @@ class AnnotatedSource(FolderSource):
         elif self.asked.folds:
             used = ["folds", "fold"]
         else:
-            used = [] if (self.images.splits == VAL).any() else ["val_fraction"]
+            used = [] if VAL in self.images.splits else ["val_fraction"]
         others = [name for name in self.divided_by if name not in used]
         return others if self.asked.labels is None else [*others, "train_split", "val_split"]
 
@@ -116,8 +117,10 @@ class AnnotatedSource(FolderSource):
         names = self.images.label_names
         several = [name for name in names if len(split_label(name)) > 1]
         if several and not self.asked.multi_label:
-            counted = f"{len(several)} labels are parted by {PARTING!r} ({abbreviate(several)}), and each is one class"
-            tell_once(f"{self.asked.labels}: {counted}; if an image has several add --data.multi_label true")
+            tell_once(
+                f"{self.asked.labels}: {len(several)} labels are parted by {PARTING!r} ({abbreviate(several)}), "
+                "and each is one class; if an image has several add --data.multi_label true"
+            )
         if self.asked.multi_label and not several:
             tell_once(f"{self.asked.labels}: no image has several labels; if one has, part them by {PARTING!r}")
         return names
@@ -139,7 +142,7 @@ class AnnotatedSource(FolderSource):
         return {name for label in labels for name in self._classes_of_label[label]}
 
     @cached_property
-    def _has_class(self) -> np.ndarray:
+    def _has_class(self) -> ndarray:
         """Whether a label stands for a class, bool [labels, classes]."""
         column_of = {name: column for column, name in enumerate(self.class_names)}
         has_class = np.zeros((len(self.label_names), len(column_of)), bool)
@@ -170,14 +173,12 @@ class AnnotatedSource(FolderSource):
         pool = np.flatnonzero(table.splits != TEST)
         if self.validates_on_all or self.val_list or not self._takes_share_of_classes(self.images):
             return table
-        labels = np.asarray(table.labels)[pool]
-        return table.select(np.concatenate([pool[rows] for rows in rows_by_class(labels)]))
+        return table.select(pool[np.concatenate(rows_by_class(np.asarray(table.labels)[pool]))])
 
     def _takes_share_of_classes(self, images: Images) -> bool:
-        is_plain = not (self.asked.folds or self.asked.multi_label or images.groups is not None)
-        return is_plain and not _is_divided(images)
+        return not (self.asked.folds or self.asked.multi_label or images.groups is not None or _is_divided(images))
 
-    def choose(self, pool: Images) -> np.ndarray:
+    def choose(self, pool: Images) -> ndarray:
         if not self.asked.folds and _is_divided(pool):
             return pool.splits == VAL
         if self._takes_share_of_classes(pool):
@@ -188,31 +189,31 @@ class AnnotatedSource(FolderSource):
             self._tell_of_classes(pool, validates)
         return validates
 
-    def _chosen_fold(self, pool: Images) -> np.ndarray:
+    def _chosen_fold(self, pool: Images) -> ndarray:
         """The rows of the fold that validates. Raises UserError if the images cannot be divided into folds."""
         from cait.extras.annotations.folds import best_fold, folds_of
 
         name = str(self.asked.labels or self.root)
         if self.asked.folds:
-            merges_rare = self.asked.multi_label
-            return folds_of(pool, self.asked.folds, merges_rare, name)[self.asked.fold]
+            return folds_of(pool, self.asked.folds, self.asked.multi_label, name)[self.asked.fold]
         return best_fold(pool, self.splits.val_fraction, self._has_class, name)
 
-    def _tell_of_classes(self, pool: Images, validates: np.ndarray) -> None:
+    def _tell_of_classes(self, pool: Images, validates: ndarray) -> None:
         """Say how far groups kept a split from its share, and from having every class in validation."""
         wanted = 1 / self.asked.folds if self.asked.folds else self.splits.val_fraction
         share = validates.mean()
-        classes = self.classes_of(np.unique(np.asarray(pool.labels)[validates]))
-        without = sorted({*self.class_names} - classes)
+        without = sorted({*self.class_names} - self.classes_of(pool.select(validates).labels))
         if without or abs(share - wanted) > wanted / 2:
-            figures = f"{share:.1%} of the images validate, {wanted:.1%} were asked for"
             lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
-            tell_once(f"{self.asked.labels or self.root}: because groups stay whole, {figures}{lacking}")
+            tell_once(
+                f"{self.asked.labels or self.root}: because groups stay whole, {share:.1%} of the images validate, "
+                f"{wanted:.1%} were asked for{lacking}"
+            )
 
 
 def _is_divided(images: Images) -> bool:
     """Whether the table or the folders say what validates, or there is nothing to train on."""
-    return bool((images.splits == VAL).any()) or not (images.splits == TRAIN).any()
+    return VAL in images.splits or TRAIN not in images.splits
 
 
 def read_table(file: Path, root: Path, several: bool) -> Images:
@@ -243,21 +244,14 @@ def _missing(paths: Iterable[str], root: Path) -> list[str]:
 
     Each folder is listed once, because it takes long in a network to ask for each file.
     """
-    files_in = dict[str, set[str]]()
-    missing: list[str] = []
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder not in files_in:
-            files_in[folder] = _list_files(root / folder)
-        if name not in files_in[folder]:
-            missing.append(path)
-    return missing
 
+    @cache
+    def files_in(folder: str) -> set[str]:
+        with suppress(OSError), os.scandir(root / folder) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+        return set()
 
-def _list_files(folder: Path) -> set[str]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        return {entry.name for entry in entries if entry.is_file()}
-    return set()
+    return [path for path in paths if os.path.basename(path) not in files_in(os.path.dirname(path))]
 
 
 def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
@@ -274,8 +268,7 @@ def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Ro
         label = composed(cells[name])
         if several:
             label = PARTING.join(sorted({*split_label(label)})) or PARTING
-        path = spelled(root, below_root(root, cells["path"]))
-        yield Row(path, label, split, cells.get("group", ""))
+        yield Row(spelled(root, below_root(root, cells["path"])), label, split, cells.get("group", ""))
 
 
 def _first_group(regex: str, path: str) -> str:

@@ -1,11 +1,10 @@
 """Data sets by name, such as torch/cifar10 and hfds/uoft-cs/cifar10, and ImageNet's archives as they are downloaded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cait.settings import Group, group
+from cait.settings import Group, Settings, group
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Catalog(Group):
 GROUPS = {"data": "cait.extras.catalog:Catalog"}
 
 
-def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+def open_source(root: str, settings: Settings) -> Any:
     """The data set of that name, or the folder that holds ImageNet's archives; None for any other.
 
     Raises UserError if torchvision has no data set of that name.
@@ -40,7 +39,7 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     from cait.data.source import SplitSource
     from cait.extras.catalog import sets
 
-    splits: Splits = group(Splits, settings)
+    splits = group(Splits, settings)
     if not named:
         return FolderSource(splits, partial(sets.unpack, Path(root)))
     return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, group(Catalog, settings)))

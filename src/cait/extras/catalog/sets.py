@@ -44,8 +44,7 @@ def opener(root: str, catalog: Catalog) -> Callable[[str], MapSamples]:
 
 def _open_torchvision(root: str, catalog: Catalog, split: str) -> MapSamples:
     folder = Path(catalog.data_dir or f"data/{root.removeprefix('torch/')}")
-    lock = disk.file_lock(folder.parent / f".{folder.name}.lock") if catalog.download else nullcontext()
-    with lock:
+    with disk.file_lock(folder.parent / f".{folder.name}.lock") if catalog.download else nullcontext():
         try:
             parts = [_part(TORCHVISION[root], folder, part, catalog.download) for part in split.split("+")]
         except ValueError as error:  # no such split, or no longer available
@@ -66,11 +65,17 @@ def _part(kind: Any, folder: Path, split: str, download: bool) -> Any:
 
 
 def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
-    key, target = catalog.input_key, catalog.target_key
+    key = catalog.input_key
     if not catalog.download:
         os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # the package reads it on import
     try:
-        reader = create_reader(root, root=catalog.data_dir, split=split, input_key=key, target_key=target)
+        reader = create_reader(
+            root,
+            root=catalog.data_dir,
+            split=split,
+            input_key=key,
+            target_key=catalog.target_key,
+        )
     except Exception as error:  # of many kinds, with lines of advice
         hint = "" if catalog.download else f"; {TO_FETCH}"
         raise UserError(f"cannot open {root}, split {split!r}: {one_line(error)}{hint}") from error
@@ -79,7 +84,7 @@ def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
         raise UserError(f"{root} has no images in a column {key}; it has {known}: see --data.input_key")
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
     if not names:
-        raise UserError(f"{root} names no classes in its column {target}; see --data.target_key")
+        raise UserError(f"{root} names no classes in its column {catalog.target_key}; see --data.target_key")
     return MapSamples(root, split, reader, names)
 
 

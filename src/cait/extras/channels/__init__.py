@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cait.data.listing import ARRAYS, EXTENSIONS, HIDDEN
+from cait.settings import Settings
 
 CHANNELS, READER = "model.fields.in_chans", f"{__name__}.planes:read"
 GROUPS = {"data": "cait.extras.channels.preprocessing:Planes"}
@@ -28,22 +29,25 @@ def add_settings(line: Any, program: Any) -> None:
         from cait.cli.options import Options
 
         own = Options("fit")
-        own.add_argument("--from", default="")
-        source = vars(own.parse_known_args(line.words)[0])["from"]
+        own.add_argument("--from", dest="source", default="")
+        source = own.parse_known_args(line.words)[0].source
         line.steps.append(lambda given: settings_for(line.typed, given, source))
 
 
-def settings_for(typed: set[str], given: dict[str, Any], source: str = "") -> dict[str, Any]:
+def settings_for(typed: set[str], given: Settings, source: str = "") -> Settings:
     """The settings to add to those `given`, if these or the images say that they are planes; what is `typed` stays.
 
     If weights come from the run `source`, planes are read and normalized as there. Raises UserError if no training
     image can be read.
     """
-    root, is_asked = given.get("data.root"), given.get("data.reader") or given.get(CHANNELS) not in (None, 1, 3)
+    root = given.get("data.root")
+    is_asked = given.get("data.reader") or given.get(CHANNELS) not in (None, 1, 3)
     unchanged = {"data.auto_augment": None, "data.color_jitter": None}
-    if root and source and "data.reader" not in given and (of_run := read_as_in(source)):
-        return {name: value for name, value in (of_run | unchanged).items() if name not in typed}
-    if not root or "ckpt_path" in given or not (is_asked or ("data.reader" not in given and holds_planes(Path(root)))):
+    if not root:
+        return {}
+    if source and "data.reader" not in given and (run_settings := read_as_in(source)):
+        return {name: value for name, value in (run_settings | unchanged).items() if name not in typed}
+    if "ckpt_path" in given or not (is_asked or ("data.reader" not in given and holds_planes(Path(root)))):
         return {}
     from cait.data.source import open_source
     from cait.extras.channels.planes import measure
@@ -59,18 +63,18 @@ def settings_for(typed: set[str], given: dict[str, Any], source: str = "") -> di
     return {name: value for name, value in added.items() if name not in typed}
 
 
-def read_as_in(source: str) -> dict[str, Any]:
+def read_as_in(source: str) -> Settings:
     """The settings by which a run reads planes; empty if it reads none, or there is no such run."""
     from cait.cli import saved
     from cait.cli.loading import checkpoint_of
     from cait.errors import UserError
 
     with suppress(UserError):  # which the extra that starts from weights says
-        folder = checkpoint_of(source, "start from")[1]
+        _, folder = checkpoint_of(source, "start from")
         data = saved.data_settings(folder) if folder else {}
         if data.get("reader"):
-            held = {f"data.{name}": data.get(name) for name in ("reader", "reader_args", "mean", "std")}
-            return held | {CHANNELS: len(data["mean"])}
+            settings = {f"data.{name}": data.get(name) for name in ("reader", "reader_args", "mean", "std")}
+            return settings | {CHANNELS: len(data["mean"])}
     return {}
 
 
@@ -80,17 +84,22 @@ def holds_planes(folder: Path) -> bool:
 
     from cait.data.reading import open_image
 
-    images, unknown = [*islice(_files(folder, EXTENSIONS), LOOKED_AT)], 0
+    images = list(islice(_files(folder, EXTENSIONS), LOOKED_AT))
+    if not images:
+        return any(_files(folder, ARRAYS))
+    is_unknown = False
     for image in images:
         try:
             with open_image(image):
                 return False
-        except Exception as error:  # a damaged file says nothing
-            unknown += isinstance(error, UnidentifiedImageError) and image.suffix.lower().startswith(".tif")
-    return unknown > 0 if images else any(_files(folder, ARRAYS))
+        except UnidentifiedImageError:
+            is_unknown |= image.suffix.lower().startswith(".tif")
+        except Exception:  # a damaged file says nothing
+            pass
+    return is_unknown
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
+    for inner, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
-        yield from (Path(place, name) for name in sorted(files) if name.lower().endswith(suffixes))
+        yield from (Path(inner, name) for name in sorted(files) if name.lower().endswith(suffixes))

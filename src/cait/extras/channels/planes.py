@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
 from torch import Tensor
 from torchvision.io import decode_image
 
@@ -33,12 +34,12 @@ GDAL_NODATA = 42113
 def read(image: Any, reading: PlanesReading) -> Tensor:
     """Planes of a path or an open file, as `PlanesReading.reader` says. Raises any kind of error."""
     with open_bytes(image) as file:
-        given: Any = {"upright": reading.exif_orientation} | (reading.reader_args or {})
-        planes = numbers(file.read(MOST_BYTES), reading.in_chans, **given)
-    found: Any = torch.from_numpy(planes).permute(2, 0, 1)
-    while reading.shrinks(found.shape[1:]):
-        found = F.avg_pool2d(found, 2)
-    return found
+        arguments: Any = {"upright": reading.exif_orientation} | (reading.reader_args or {})
+        pixels = numbers(file.read(MOST_BYTES), reading.in_chans, **arguments)
+    planes: Any = torch.from_numpy(pixels).permute(2, 0, 1)
+    while reading.shrinks(planes.shape[1:]):
+        planes = F.avg_pool2d(planes, 2)
+    return planes
 
 
 def numbers(
@@ -48,7 +49,7 @@ def numbers(
     nodata: float | None = None,
     window: Sequence[float] | str | None = None,
     upright: bool = True,
-) -> np.ndarray:
+) -> ndarray:
     """The numbers in a file as float32 [height, width, channels], NaN where one is missing or beyond `MOST`.
 
     Raises any kind of error.
@@ -67,7 +68,7 @@ def numbers(
         pixels, missing = _tiff(data)
     elif data.startswith(b"\x93NUMPY"):
         pixels = np.atleast_3d(np.load(BytesIO(data), allow_pickle=False))
-        first, last = pixels.shape[0], pixels.shape[-1]
+        first, *_, last = pixels.shape
         if last != in_chans and (first == in_chans or first < last):
             pixels = np.moveaxis(pixels, 0, -1)
     else:
@@ -80,14 +81,15 @@ def numbers(
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
         raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels")
     check_size(*pixels.shape[1::-1])
+    most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity
-        planes = (pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1)).astype(np.float32)
+        planes = (pixels / most).astype(np.float32)
     for value in (nodata, missing):
         planes[(np.abs(planes) > MOST) | (pixels == value)] = np.nan
     return planes if bands is None else planes[..., [*bands]]
 
 
-def _tiff(data: bytes) -> tuple[np.ndarray, Any]:
+def _tiff(data: bytes) -> tuple[ndarray, Any]:
     """The planes of a TIFF file, interleaved, one after the other or a page each, and its value for none."""
     from tifffile import PHOTOMETRIC, TiffFile
 
@@ -104,29 +106,32 @@ def _tiff(data: bytes) -> tuple[np.ndarray, Any]:
         return np.atleast_3d(pixels), page.nodata if GDAL_NODATA in page.tags else None
 
 
-def _dicom(data: bytes, window: Any) -> np.ndarray:
+def _dicom(data: bytes, window: Any) -> ndarray:
     """A DICOM image, its frames as channels: rescaled, windowed if asked for, bright where a viewer shows it bright."""
     from pydicom import dcmread
     from pydicom.pixels import apply_modality_lut, apply_windowing
 
-    held = dcmread(BytesIO(data))
-    frames, is_color = int(held.get("NumberOfFrames") or 1), held.SamplesPerPixel > 1
-    if held.Columns * held.Rows * held.SamplesPerPixel * frames > MOST_BYTES // 4:
-        raise ValueError(f"its {frames:,} frames of {held.Columns:,} × {held.Rows:,} pixels are too large")
-    if held.PhotometricInterpretation == "PALETTE COLOR":
+    image = dcmread(BytesIO(data))
+    frames = int(image.get("NumberOfFrames") or 1)
+    if image.Columns * image.Rows * image.SamplesPerPixel * frames > MOST_BYTES // 4:
+        raise ValueError(f"its {frames:,} frames of {image.Columns:,} × {image.Rows:,} pixels are too large")
+    if image.PhotometricInterpretation == "PALETTE COLOR":
         raise ValueError(PALETTE)
-    values = apply_modality_lut(stored := held.pixel_array, held)
+    stored = image.pixel_array
+    values = apply_modality_lut(stored, image)
     if window is not None:
         if window != "file":
-            held.WindowCenter, held.WindowWidth = window
-        elif "WindowCenter" not in held:
+            image.WindowCenter, image.WindowWidth = window
+        elif "WindowCenter" not in image:
             raise ValueError("it has no window")
-        values = apply_windowing(values, held)
-    if held.PhotometricInterpretation == "MONOCHROME1":  # the least number is white
-        least = -(2 ** (held.BitsStored - 1)) if held.PixelRepresentation else 0
-        values = apply_modality_lut(np.array([least, least + 2**held.BitsStored - 1]), held).sum() - values
-    values = np.where(stored == held.get("PixelPaddingValue"), np.nan, values)
-    return np.atleast_3d(np.moveaxis(values, 0, -1) if values.ndim == 3 and not is_color else values)
+        values = apply_windowing(values, image)
+    if image.PhotometricInterpretation == "MONOCHROME1":  # the least number is white
+        least = -(2 ** (image.BitsStored - 1)) if image.PixelRepresentation else 0
+        values = apply_modality_lut(np.array([least, least + 2**image.BitsStored - 1]), image).sum() - values
+    values = np.where(stored == image.get("PixelPaddingValue"), np.nan, values)
+    if values.ndim == 3 and image.SamplesPerPixel == 1:
+        values = np.moveaxis(values, 0, -1)
+    return np.atleast_3d(values)
 
 
 def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[float]]:
@@ -134,15 +139,18 @@ def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[flo
 
     The channels are `reading.in_chans`, or if that is 0 those of the first image. Raises UserError if none can be read.
     """
-    read, pixels, problems = 0, 0, list[str]()
+    read = pixels = 0
+    problems: list[str] = []
     totals: Any = 0  # numbers that are not missing, their sum and that of their squares, for each channel
-    for place in evenly(len(samples), SAMPLE):
+    for index in evenly(len(samples), SAMPLE):
         try:
-            planes = load_image(samples[place][0], samples.name(place), reading)
+            planes = load_image(samples[index][0], samples.name(index), reading)
         except UnreadableImageError as error:
             problems.append(str(error))
             continue
-        reading, read, pixels = replace(reading, in_chans=len(planes)), read + 1, pixels + planes.numel()
+        reading = replace(reading, in_chans=len(planes))
+        read += 1
+        pixels += planes.numel()
         values = planes.flatten(1).double()
         totals += torch.stack([(~values.isnan()).sum(1), values.nansum(1), (values**2).nansum(1)])
     if not read:
@@ -151,8 +159,8 @@ def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[flo
     mean, squares = totals[1:] / totals[0].clamp(min=1)
     std = (squares - mean**2).clamp(min=0).sqrt()
     std[std <= 1e-6 * mean.abs()] = 1  # of a channel that is the same everywhere
-    line = f"{len(mean)} channels, mean and deviation of {read:,} of {len(samples):,} training images"
+    lines = [f"planes    {len(mean)} channels, mean and deviation of {read:,} of {len(samples):,} training images"]
     if missing := pixels - int(totals[0].sum()):
-        line += f"; {missing:,} numbers ({missing / pixels:.1%}) are missing and count as the mean"
-    tell_once("; ".join([f"planes    {line}", *problems[:3]]))
+        lines.append(f"{missing:,} numbers ({missing / pixels:.1%}) are missing and count as the mean")
+    tell_once("; ".join([*lines, *problems[:3]]))
     return mean.tolist(), std.tolist()

@@ -11,7 +11,7 @@ from cait.data.reading import Reading
 from cait.data.transforms import Augmentation, Preprocessing
 from cait.errors import UserError
 from cait.references import locate
-from cait.settings import OneOf
+from cait.settings import OneOf, Settings
 
 FILTERS = OneOf(("nearest", "bilinear", "bicubic"))
 """What torch resizes planes with."""
@@ -42,8 +42,9 @@ class PlanesReading(Reading):
             return super().read(image)
         planes = locate(self.reader)(image, self)
         if not isinstance(planes, Tensor) or planes.ndim != 3:
-            expected = f"a tensor [in_chans, height, width], not {type(planes).__name__}"
-            raise UserError(f"the reader {self.reader} must return {expected}")
+            raise UserError(
+                f"the reader {self.reader} must return a tensor [in_chans, height, width], not {type(planes).__name__}"
+            )
         if self.in_chans not in (0, len(planes)):  # one channel would pass for any number
             raise ValueError(f"it has {len(planes)} channels, not {self.in_chans}")
         return planes
@@ -84,9 +85,8 @@ class Planes(PlanesReading, Preprocessing):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return ((planes - mean) / std).nan_to_num(0.0, 0.0, 0.0)
 
-    def timms(self) -> dict[str, Any]:
+    def timms(self) -> Settings:
         settings = super().timms()
         if self.reader is None:
             return settings
-        size = (self.in_chans, self.img_size, self.img_size)
-        return settings | dict(input_size=size, mean=(0.0,), std=(1.0,))
+        return settings | dict(input_size=(self.in_chans, self.img_size, self.img_size), mean=(0.0,), std=(1.0,))

@@ -1,7 +1,7 @@
 """`cait check`: count the images of a data set, decode a sample, and say what is wrong."""
 
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +17,24 @@ from cait.data.folder import FolderSource, not_listed
 from cait.data.reading import AS_SEEN, Reading, load_image
 from cait.data.source import open_source
 from cait.data.table import TRAIN, VAL, Images
-from cait.errors import UserError, console, say, tell
+from cait.errors import UserError, abbreviate, console, say, tell
 from cait.extras.datacheck.same_bytes import same_bytes
 from cait.extras.features import evenly
 from cait.extras.frames import SAME, SIDE, told_of_frames
 from cait.run.program import Program
-
-SHOWN = 3
-"""Pairs that a line names."""
 
 
 def check(arguments: list[str], program: Program) -> None:
     """Print what is in a folder, then a line for each thing that is wrong with it."""
     options = Options("check", "Count the images of a data folder and decode some.")
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
-    many = "how many to decode, evenly over all; default 2000"
-    options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
+    options.add_argument(
+        "--images",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="how many to decode, evenly over all; default 2000",
+    )
     if "channels" in plugins.extras():
         options.add_argument("--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes")
     given = options.parse_args(arguments)
@@ -66,7 +68,8 @@ def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
         if source.left_out:
             yield f"{source.root}{not_listed(source.left_out)}"
         doubtful += _told(_copies(source.table), "the same bytes")
-        doubtful += filter(None, [told_of_frames(source)])
+        if frames := told_of_frames(source):
+            doubtful.append(frames)
     channels = plugins.extras().get("channels")
     reading = AS_SEEN
     if channels and (given.reader or channels.holds_planes(given.root)):
@@ -97,23 +100,19 @@ Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
 def _copies(table: Images) -> Iterator[Alike]:
     """Images of the same bytes; a bar shows how many files have been looked at."""
     images = table.in_split(TRAIN | VAL)
-    is_held_out = images.splits == VAL
-
-    def describe(index: int) -> tuple[str, int, bool]:
-        return *images[index], bool(is_held_out[index])
-
     with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         groups = same_bytes(images, lambda indices, title: bar.track(indices, description=title))
-    for first, *others in groups:
+    for same in groups:
+        first, *others = [(*images[index], images.splits[index] == VAL) for index in same]
         for other in others:
-            yield describe(first), describe(other)
+            yield first, other
 
 
 def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
     """Images of the same hash whose thumbnails hardly differ, as after another compression or a change of size."""
-    alike: dict[str, list[Seen]] = {}
+    alike = defaultdict[str, list[Seen]](list)
     for image in seen:
-        alike.setdefault(image.hash, []).append(image)
+        alike[image.hash].append(image)
     for first, *others in alike.values():
         for other in others:
             if first[1:3] != other[1:3] and np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
@@ -122,18 +121,16 @@ def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
 
 def _told(pairs: Iterable[Alike], how: str) -> Iterator[str]:
     """A line each about images that are there under two labels, in both sets, and twice in a class of one set."""
-    counts, some = Counter[str](), defaultdict[str, list[str]](list)
+    pairs_of = defaultdict[str, list[str]](list)
     for (first, label, is_held_out), (other, other_label, other_is_held_out) in pairs:
         kind = "in one class of one set"
         if label != other_label:
             kind = "under two labels"
         elif is_held_out != other_is_held_out:
             kind = "to train on and to validate on"
-        counts[kind] += 1
-        some[kind] += [f"{first} = {other}"] if counts[kind] <= SHOWN else []
-    for kind, count in counts.items():
-        more = f" and {count - SHOWN:,} more" if count > SHOWN else ""
-        yield f"{count:,} images are there twice ({how}), {kind}: {', '.join(some[kind])}{more}"
+        pairs_of[kind].append(f"{first} = {other}")
+    for kind, names in pairs_of.items():
+        yield f"{len(names):,} images are there twice ({how}), {kind}: {abbreviate(names)}"
 
 
 def _decoded(train: Any, val: Any, images: int, how: Reading) -> tuple[list[Seen], list[str]]:
@@ -145,10 +142,11 @@ def _decoded(train: Any, val: Any, images: int, how: Reading) -> tuple[list[Seen
 
     seen: list[Seen] = []
     unreadable: list[str] = []
-    total, planes = len(train) + len(val), 0
-    places = evenly(total, images)
-    for place in places:
-        samples, index = (train, place) if place < len(train) else (val, place - len(train))
+    total = len(train) + len(val)
+    planes = 0
+    rows = evenly(total, images)
+    for row in rows:
+        samples, index = (train, row) if row < len(train) else (val, row - len(train))
         try:
             raw, label = samples[index]
             image = load_image(raw, samples.name(index), how)
@@ -156,11 +154,20 @@ def _decoded(train: Any, val: Any, images: int, how: Reading) -> tuple[list[Seen
             unreadable.append(str(error))
             continue
         if not isinstance(image, Image.Image):
-            how, planes = replace(how, in_chans=len(image)), planes + 1
+            how = replace(how, in_chans=len(image))
+            planes += 1
             continue
-        thumbnail = np.asarray(image.resize((SIDE, SIDE)))
-        seen.append(Seen(samples.name(index), label, samples is val, str(imagehash.phash(image)), thumbnail))
-    spread = "" if len(places) == total else f" of {total:,}, spread evenly"
+        seen.append(
+            Seen(
+                samples.name(index),
+                label,
+                samples is val,
+                str(imagehash.phash(image)),
+                np.asarray(image.resize((SIDE, SIDE))),
+            )
+        )
+    spread = "" if len(rows) == total else f" of {total:,}, spread evenly"
     failed = f", {len(unreadable):,} cannot be read" if unreadable else ""
-    print(f"decoded {len(seen) + planes:,} images{' as planes' * bool(planes)}{spread}{failed}")
+    kind = " as planes" if planes else ""
+    print(f"decoded {len(seen) + planes:,} images{kind}{spread}{failed}")
     return seen, unreadable

@@ -38,8 +38,10 @@ def without_copies(source: FolderSource, images: Images) -> Images:
     only_copies = copies & np.isin(labels, lonely)
     divided = source.without(images, copies & ~only_copies, "a validation image has the same bytes")
     if lonely:
-        count = f"{only_copies.sum():,} of {trains.sum():,} training images"
-        tell_once(f"{source.root}: {count} are copies of validation images; their class has no others")
+        tell_once(
+            f"{source.root}: {only_copies.sum():,} of {trains.sum():,} training images are copies of validation "
+            "images; their class has no others"
+        )
     return divided
 
 

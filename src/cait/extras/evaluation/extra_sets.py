@@ -44,8 +44,7 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet:
     if not folders:
         raise UserError(f"{root} holds no class folders")
     only = [index_of[name] for name in folders]
-    listed = list_classes([root], folders, root)
-    samples = Images((path, only[label]) for path, label in listed)
+    samples = Images((path, only[label]) for path, label in list_classes([root], folders, root))
     return ExtraSet(samples, only if len(only) < len(names) else None)
 
 
@@ -58,7 +57,8 @@ def open_test(source: Any) -> ExtraSet | None:
         return ExtraSet(samples)
     if not isinstance(source, FolderSource):
         return None
-    folder, (_, val) = source.root / TEST, source.split_folders()
+    folder = source.root / TEST
+    _, val = source.split_folders()
     if val is None or val == folder or not folder.is_dir():
         return None
     try:

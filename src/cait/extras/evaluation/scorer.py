@@ -95,10 +95,11 @@ class Evaluation(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
         is_ours = isinstance(loader, Loader) and loader.dataset is self.data.val_images
-        is_imagenet = is_ours and self.data.class_names == ImageNetInfo().label_names()
-        real = real_labels(self.data.val_images.samples) if is_imagenet else None
         self._done = 0
-        self._real = None if real is None else real[list(loader.sampler.indices)]  # of this process, in order
+        self._real = None
+        if is_ours and self.data.class_names == ImageNetInfo().label_names():
+            real = real_labels(self.data.val_images.samples)
+            self._real = None if real is None else real[list(loader.sampler.indices)]  # of this process, in order
         self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
         networks = {"raw": pl_module.model}
         if self._ema and self._ema.average is not None:
@@ -133,8 +134,7 @@ class Evaluation(Callback):
     def extend(self, result: Scores) -> None:
         """Score the further sets."""
         self.scoring.trainer.datamodule = None  # the data module would list all its images again
-        result["extra"] = {TEST: "the test split"} if TEST in self._sets else {}
-        result["extra"] |= self.extra
+        result["extra"] = ({TEST: "the test split"} if TEST in self._sets else {}) | self.extra
         for name, extra_set in self._sets.items():
             self.only = extra_set.only
             loader = self.data.extra_val_dataloader(extra_set.samples)
@@ -144,13 +144,10 @@ class Evaluation(Callback):
     def rows(self, core: Sequence[Row], result: Scores) -> Iterator[Row]:
         """The calibration error, and the rows of `core` on each further set."""
         yield Row("calibration error", "{:.2f} %", ("calibration",))
-        sets: dict[str, tuple[str, ...]] = {"ReaL": ("real",)}
-        for name in result["extra"]:
-            sets[name] = ("extra", name)
-        for title, place in sets.items():
-            for row in core:
-                if row.place[0] not in ("acc1_macro", "loss"):
-                    yield Row(f"{title} {row.title}", row.form, (*place, *row.place))
+        shown = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
+        for title, *path in [("ReaL", "real"), *((name, "extra", name) for name in result["extra"])]:
+            for row in shown:
+                yield Row(f"{title} {row.title}", row.form, (*path, *row.place))
 
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""

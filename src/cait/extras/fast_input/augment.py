@@ -9,6 +9,7 @@ import math
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from mmap import mmap
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
 from PIL import Image
 from timm.data import create_transform
 from timm.data.auto_augment import RandAugment
@@ -54,29 +56,30 @@ class Augment:
 
     def __init__(self, settings: Any) -> None:
         arguments = settings.timms() | settings.timms_augmentation() | {"hflip": 0.0}
-        stages = create_transform(is_training=True, separate=True, **arguments)
-        (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
+        (self.resized_crop,), policy, final = (
+            stage.transforms for stage in create_transform(is_training=True, separate=True, **arguments)
+        )
         self.decoder = choose()
         self.how_read = HOW_READ[self.decoder]
-        self.reading, self.size = settings, self.resized_crop.size
-        self.interpolation, self.hflip = settings.interpolation, settings.hflip
-        self.fit, self.fill = settings.fit, [round(255 * value) for value in arguments["mean"]]
+        self.settings = settings
+        self.size = self.resized_crop.size
+        self.fill = [round(255 * value) for value in arguments["mean"]]
         self.shaped = ShapedCrop(settings.scale, settings.ratio)
-        self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
-        self.array_ops = [part for part in policy if isinstance(part, RandAugment)]
-        self.image_ops = [part for part in policy if part not in self.array_ops] + settings.own_operations()
-        for part in self.array_ops:
-            for op in part.ops:
+        self.erasing = next((stage for stage in final if isinstance(stage, RandomErasing)), None)
+        self.array_ops = [stage for stage in policy if isinstance(stage, RandAugment)]
+        self.image_ops = [stage for stage in policy if stage not in self.array_ops] + settings.own_operations()
+        for stage in self.array_ops:
+            for op in stage.ops:
                 op.aug_fn = on_arrays(op.aug_fn)
-            part.ops = np.array(part.ops)  # numpy, which draws from them, would make it for each image
+            stage.ops = np.array(stage.ops)  # numpy, which draws from them, would make it for each image
 
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `open_image` in decode.py."""
-        return open_image(raw, name, whole, self.decoder, self.reading)
+        return open_image(raw, name, whole, self.decoder, self.settings)
 
     def __call__(self, image: OpenImage) -> tuple[Tensor, Erased | None]:
         crop = self._cropped(image)
-        flipped = self.hflip > 0 and torch.rand(1).item() < self.hflip
+        flipped = self.settings.hflip > 0 and torch.rand(1).item() < self.settings.hflip
         pixels = (crop.flip(1) if flipped else crop).numpy()
         for op in self.array_ops:
             pixels = op(pixels)
@@ -95,22 +98,24 @@ class Augment:
     def _cropped(self, image: OpenImage) -> Tensor:
         """The random crop of the settings as uint8 [S, S, 3]; only the crop is decoded."""
         width, height = image.size
-        if self.fit != "crop":
+        if self.settings.fit != "crop":
             return self._square(image.crop(self.shaped.box(width, height)))
         timms = self.resized_crop
         box = timms.get_params(torch.empty(height, width, device="meta"), timms.scale, timms.ratio)
         # timm's crop of a tiny image may be empty; Pillow makes that black.
         pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
-        return resize(pixels, self.size, self.interpolation)
+        return resize(pixels, self.size, self.settings.interpolation)
 
-    def _square(self, pixels: np.ndarray) -> Tensor:
+    def _square(self, pixels: ndarray) -> Tensor:
         """Squash or pad [height, width, 3] to [S, S, 3]."""
-        if self.fit == "squash":
-            return resize(pixels, self.size, self.interpolation)
+        interpolation = self.settings.interpolation
+        if self.settings.fit == "squash":
+            return resize(pixels, self.size, interpolation)
         height, width = size_to_pad(torch.empty(pixels.shape[:2], device="meta"), self.size, 1.0)
-        top, left = ((side - part) // 2 for side, part in zip(self.size, (height, width), strict=True))
+        top = (self.size[0] - height) // 2
+        left = (self.size[1] - width) // 2
         square = torch.tensor(self.fill, dtype=torch.uint8).repeat(*self.size, 1)
-        square[top : top + height, left : left + width] = resize(pixels, (height, width), self.interpolation)
+        square[top : top + height, left : left + width] = resize(pixels, (height, width), interpolation)
         return square
 
     def _erased(self) -> Erased | None:
@@ -121,14 +126,16 @@ class Augment:
         for _ in range(10):
             area = random.uniform(self.erasing.min_area, self.erasing.max_area) * height * width
             aspect = math.exp(random.uniform(*self.erasing.log_aspect_ratio))
-            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            h = round(math.sqrt(area * aspect))
+            w = round(math.sqrt(area / aspect))
             if w < width and h < height:
-                top, left = random.randint(0, height - h), random.randint(0, width - w)
+                top = random.randint(0, height - h)
+                left = random.randint(0, width - w)
                 return random.getrandbits(63), top, left, h, w
         return None
 
 
-def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
+def resize(pixels: ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
     """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, with torch if it has the filter."""
     if interpolation in RESIZED_BY_TORCH:
         image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: torch's fastest path
@@ -146,7 +153,7 @@ def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> Any
     rest: list[Any] = [np.array(labels)]
     if isinstance(images[0], tuple):
         images, boxes = map(list, zip(*images, strict=True))
-        rest.append([(place, box) for place, box in enumerate(boxes) if box])
+        rest.append([(index, box) for index, box in enumerate(boxes) if box])
     where = memory.put(images) if memory is not None else None
     return InMemory(where, rest) if where else (default_collate(images), *_tensors(rest))
 
@@ -181,35 +188,38 @@ class SharedBatches:
     def put(self, images: list[Tensor]) -> tuple[Any, ...] | None:
         """Stack images in a place of this worker and say where; None if it has no room, and outside of workers."""
         worker = get_worker_info()
-        shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
-        if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
-            first = worker.id * self.places
-            for place in range(first, first + self.places):
-                if not self.taken[place]:
-                    self.taken[place] = 1
-                    torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
-                    return self.key, place, shape, dtype
+        shape = (len(images), *images[0].shape)
+        dtype = images[0].numpy().dtype
+        if worker is None or math.prod(shape) * dtype.itemsize > self.size:
+            return None
+        first = worker.id * self.places
+        for place in range(first, first + self.places):
+            if not self.taken[place]:
+                self.taken[place] = 1
+                torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
+                return self.key, place, shape, dtype
         return None
 
-    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ndarray:
         return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
 
     def free(self, place: int) -> None:
         self.taken[place] = 0
 
 
+@dataclass
 class InMemory:
     """A batch on its way from a worker. It unpickles as what `collate` returns; the labels travel by value."""
 
-    def __init__(self, where: tuple[Any, ...], rest: list[Any]) -> None:
-        self.where, self.rest = where, rest
+    where: tuple[Any, ...]
+    rest: list[Any]
 
     def __reduce__(self) -> Any:
         return _received, (self.rest, *self.where)
 
 
-def _received(rest: list[Any], key: int, place: int, *kind: Any) -> tuple[Any, ...]:
+def _received(rest: list[Any], key: int, place: int, shape: Any, dtype: Any) -> tuple[Any, ...]:
     batches = MEMORIES[key]
-    array = batches.array(place, *kind)
+    array = batches.array(place, shape, dtype)
     weakref.finalize(array, batches.free, place).atexit = False
     return torch.from_numpy(array), *_tensors(rest)  # the tensor refers to the array as long as anything uses it

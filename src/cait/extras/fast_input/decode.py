@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -40,12 +42,16 @@ from cait.data.reading import open_image as open_picture
 Decoder = Literal["nvimgcodec", "torchvision"]
 Box = tuple[int, int, int, int]
 """top, left, height, width, in pixels"""
+Size = tuple[int, int]
+"""width, height"""
 
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BASELINE = (0xC0, 0xC1)
 FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
+SEGMENT, FRAME = struct.Struct(">BBH"), struct.Struct(">HHB")
+"""0xff, marker and length of a segment; height, width and components of a frame."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # except markers that restart a scan
 PPM = re.compile(rb"P6\n(\d{1,9}) (\d{1,9})\n255\n")
 """Header of a PPM file, as Pillow writes it."""
@@ -70,10 +76,10 @@ class Frame(NamedTuple):
 class DecodedImage:
     """An image in memory, uint8 [height, width, 3]; its `size` is (width, height)."""
 
-    def __init__(self, pixels: np.ndarray) -> None:
+    def __init__(self, pixels: ndarray) -> None:
         self.pixels, self.size = pixels, (pixels.shape[1], pixels.shape[0])
 
-    def crop(self, box: Box) -> np.ndarray:
+    def crop(self, box: Box) -> ndarray:
         """The pixels of the box, uint8 [height, width, 3], the caller's own."""
         top, left, height, width = box
         return self.pixels[top : top + height, left : left + width].copy()
@@ -88,11 +94,13 @@ class JpegStream:
         self.stream = self.codec.CodeStream(data)
         self.size = (self.stream.width, self.stream.height)
 
-    def crop(self, box: Box) -> np.ndarray:
+    def crop(self, box: Box) -> ndarray:
         top, left, height, width = box
         right = min(max(left + width, 2), self.size[0])  # a region of only the first column may come out wrong
-        region = self.codec.Region(top, left, top + height, right)
-        image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
+        image = self.decoder.decode(
+            self.stream.get_sub_code_stream(region=self.codec.Region(top, left, top + height, right)),
+            params=self.params,
+        )
         if image is None:
             return _by_pillow(BytesIO(self.data), self.name, PUBLISHED).crop(box)
         return np.asarray(image)[:, :width]
@@ -104,10 +112,11 @@ class Upright:
     def __init__(self, stored: OpenImage, orientation: int) -> None:
         self.stored = stored
         self.transposed = orientation in (5, 6, 7, 8)
-        self.up_down, self.left_right = orientation in (3, 4, 6, 7), orientation in (2, 3, 7, 8)  # of the stored image
-        self.size: tuple[int, int] = stored.size[::-1] if self.transposed else stored.size
+        self.up_down = orientation in (3, 4, 6, 7)  # of the stored image
+        self.left_right = orientation in (2, 3, 7, 8)
+        self.size: Size = stored.size[::-1] if self.transposed else stored.size
 
-    def crop(self, box: Box) -> np.ndarray:
+    def crop(self, box: Box) -> ndarray:
         top, left, height, width = box
         if self.transposed:
             top, left, height, width = left, top, width, height
@@ -125,9 +134,9 @@ class Gray:
 
     def __init__(self, colored: OpenImage) -> None:
         self.colored = colored
-        self.size: tuple[int, int] = colored.size
+        self.size: Size = colored.size
 
-    def crop(self, box: Box) -> np.ndarray:
+    def crop(self, box: Box) -> ndarray:
         return np.array(Image.fromarray(self.colored.crop(box)).convert("L").convert("RGB"))
 
 
@@ -157,7 +166,8 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
             image = _fast(data, name, decoder, reading)
-            image = Gray(image) if reading.in_chans == 1 else image
+            if reading.in_chans == 1:
+                image = Gray(image)
             return DecodedImage(image.crop((0, 0, *image.size[::-1]))) if whole else image
         except Exception:  # of any kind; Pillow decides
             pass
@@ -170,21 +180,20 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
-    if found := PPM.match(data):
-        frame = Frame(0, 3, int(found[1]), int(found[2]), found.end(), has_exif=False)
-    else:
-        frame = _header(data)
+    ppm = PPM.match(data)
+    frame = Frame(0, 3, int(ppm[1]), int(ppm[2]), ppm.end(), has_exif=False) if ppm else _header(data)
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
     check_size(frame.width, frame.height)
-    if found:
+    if ppm:
         pixels = np.frombuffer(data, np.uint8, 3 * frame.width * frame.height, frame.scan)
         return DecodedImage(pixels.reshape(frame.height, frame.width, 3))
     image = _stored(data, name, decoder, frame)
     if reading.exif_orientation and frame.has_exif:
         with open_picture(BytesIO(data)) as header:
             turned = orientation(header)
-        return image if turned == 1 else Upright(image, turned)
+        if turned != 1:
+            return Upright(image, turned)
     return image
 
 
@@ -205,7 +214,8 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
 
 def _is_one_scan(data: bytes, start: int) -> bool:
     """Whether no marker follows before that of the end, except those that restart a scan."""
-    end, scan = len(data) - len(JPEG_END), np.frombuffer(data, np.uint8)[start:]
+    end = len(data) - len(JPEG_END)
+    scan = np.frombuffer(data, np.uint8)[start:]
     # numpy takes half the time of the search, but also finds the markers that restart a scan.
     marked = scan[:-1] == 0xFF
     marked &= scan[1:] != 0
@@ -217,19 +227,22 @@ def _is_one_scan(data: bytes, start: int) -> bool:
 
 def _header(data: bytes) -> Frame:
     """The header of a JPEG file; raises any error without one."""
-    place, kind, components, width, height, has_exif = 2, 0, 0, 0, 0, False
+    start = 2
+    frame = components = width = height = 0
+    has_exif = False
     for _ in range(OPENING[0]):
-        first, start, marker = place + 4, data[place], data[place + 1]
-        if start != 0xFF:
+        mark, marker, size = SEGMENT.unpack_from(data, start)
+        if mark != 0xFF:
             raise ValueError("no marker where one should be")
+        end = start + 2 + size
         has_exif |= marker == APP1
         if marker in FRAMES:
-            kind, components = marker, data[place + 9]
-            height, width = (int.from_bytes(data[place + at : place + at + 2]) for at in (5, 7))
-        place += 2 + int.from_bytes(data[place + 2 : place + 4])
+            frame = marker
+            height, width, components = FRAME.unpack_from(data, start + 5)
         if marker == 0xDA:  # start of scan
-            several = kind not in BASELINE or data[first] != components
-            return Frame(kind, components, width, height, place, has_exif, several)
+            has_several = frame not in BASELINE or data[start + 4] != components
+            return Frame(frame, components, width, height, end, has_exif, has_several)
+        start = end
     raise ValueError("it has far more segments than an image needs")
 
 

@@ -11,40 +11,44 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from timm.data import auto_augment
 from torch import Tensor
 
 Fill = tuple[int, int, int]
+OnImage = Callable[..., Image.Image]
+OnArray = Callable[..., ndarray]
+Shift = Callable[[ndarray, float, Fill], ndarray]
 
 
-def on_arrays(timms: Callable[..., Image.Image]) -> Callable[..., np.ndarray]:
+def on_arrays(timms: OnImage) -> OnArray:
     """The array form of one of timm's functions on PIL images."""
     return OPERATIONS.get(timms) or partial(_by_pillow, timms)
 
 
-def _by_pillow(timms: Callable[..., Image.Image], pixels: np.ndarray, *amount: Any, **settings: Any) -> np.ndarray:
+def _by_pillow(timms: OnImage, pixels: ndarray, *amount: Any, **settings: Any) -> ndarray:
     return np.array(timms(Image.fromarray(pixels), *amount, **settings))
 
 
-def _invert(pixels: np.ndarray, **_: Any) -> np.ndarray:
+def _invert(pixels: ndarray, **_: Any) -> ndarray:
     return ~pixels
 
 
-def _posterize(pixels: np.ndarray, bits_to_keep: int, **_: Any) -> np.ndarray:
+def _posterize(pixels: ndarray, bits_to_keep: int, **_: Any) -> ndarray:
     return pixels & np.uint8(0xFF << (8 - min(bits_to_keep, 8)) & 0xFF)
 
 
-def _solarize(pixels: np.ndarray, thresh: int, **_: Any) -> np.ndarray:
+def _solarize(pixels: ndarray, thresh: int, **_: Any) -> ndarray:
     return pixels ^ (pixels >= thresh).view(np.uint8) * np.uint8(255)
 
 
-def _solarize_add(pixels: np.ndarray, add: int, thresh: int = 128, **_: Any) -> np.ndarray:
+def _solarize_add(pixels: ndarray, add: int, thresh: int = 128, **_: Any) -> ndarray:
     return pixels + np.minimum((pixels < thresh).view(np.uint8) * np.uint8(add), 255 - pixels)
 
 
-def _sharpness(pixels: np.ndarray, factor: float, **_: Any) -> np.ndarray:
+def _sharpness(pixels: ndarray, factor: float, **_: Any) -> ndarray:
     """Blend the image and its blur by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; the outermost pixels stay."""
     x = pixels.reshape(len(pixels), -1).astype(np.int16)  # channels side by side
     middle = x[1:-1, 3:-3]
@@ -56,27 +60,28 @@ def _sharpness(pixels: np.ndarray, factor: float, **_: Any) -> np.ndarray:
 
 
 def _bicubic(
-    timms: Callable[..., Image.Image],
-    ours: Callable[[np.ndarray, float, Fill], np.ndarray],
-    pixels: np.ndarray,
+    timms: OnImage,
+    ours: Shift,
+    pixels: ndarray,
     amount: float,
     resample: Any,
     fillcolor: Fill,
-) -> np.ndarray:
+) -> ndarray:
     """A shear or a translation; Pillow does it for any filter but the bicubic."""
     if resample != Image.Resampling.BICUBIC:
         return _by_pillow(timms, pixels, amount, resample=resample, fillcolor=fillcolor)
     return ours(pixels, amount, fillcolor)
 
 
-def _transposed(pixels: np.ndarray) -> np.ndarray:
-    turned = np.empty((pixels.shape[1], pixels.shape[0], 3), np.uint8)
+def _transposed(pixels: ndarray) -> ndarray:
+    height, width, _ = pixels.shape
+    turned = np.empty((width, height, 3), np.uint8)
     for channel in range(3):  # takes a quarter of the time of copying pixel by pixel
         turned[..., channel] = pixels[..., channel].T
     return turned
 
 
-def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
+def _sheared(pixels: ndarray, factor: float, fill: Fill) -> ndarray:
     """Pixel x of row y comes from x + (y + ½) · factor, so each row has its own shift."""
     height, width, _ = pixels.shape
     padded, windows = _rows(height, width, fill)
@@ -94,19 +99,19 @@ def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
     return moved
 
 
-def _sheared_along_y(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
+def _sheared_along_y(pixels: ndarray, factor: float, fill: Fill) -> ndarray:
     return _transposed(_sheared(_transposed(pixels), factor, fill))
 
 
 @cache
-def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
+def _rows(height: int, width: int, fill: Fill) -> tuple[ndarray, ndarray]:
     """Rows between margins of the color `fill`, and for each row all its windows of width + 3 pixels."""
     padded = np.empty((height, 3 * width + 12, 3), np.uint8)
     padded[:] = fill
     return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
 
 
-def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int) -> np.ndarray:
+def _translated(pixels: ndarray, amount: float, fill: Fill, axis: int) -> ndarray:
     """Shift by `amount` of the side."""
     height, width, _ = pixels.shape
     size = pixels.shape[axis]
@@ -114,23 +119,22 @@ def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int) -> np.
     whole = math.floor(shift)
     moved = np.empty_like(pixels)
     moved.reshape(height, -1)[:] = np.tile(np.array(fill, np.uint8), width)
-    first, last = max(0, math.ceil(-shift - 0.5)), min(size, math.ceil(size - shift - 0.5))  # of the pixels inside
+    first = max(0, math.ceil(-shift - 0.5))  # of the pixels inside
+    last = min(size, math.ceil(size - shift - 0.5))
     if first < last:
         before = (slice(None),) * axis
         taps = _with_edges(pixels, axis)[(*before, slice(first + whole + 1, last + whole + 4))]
         inside = moved[(*before, slice(first, last))]
-        filtered = _filtered(taps.reshape(len(taps), -1), np.array([shift - whole]), axis)
-        inside[:] = filtered.reshape(inside.shape)
+        inside[:] = _filtered(taps.reshape(len(taps), -1), np.array([shift - whole]), axis).reshape(inside.shape)
     return moved
 
 
-def _with_edges(pixels: np.ndarray, axis: int) -> np.ndarray:
+def _with_edges(pixels: ndarray, axis: int) -> ndarray:
     """Repeat the first and the last along the axis twice, as the filter sees them beyond the image."""
-    first, last = np.take(pixels, [0, 0], axis), np.take(pixels, [-1, -1], axis)
-    return np.concatenate([first, pixels, last], axis)
+    return np.concatenate([np.take(pixels, [0, 0], axis), pixels, np.take(pixels, [-1, -1], axis)], axis)
 
 
-def _filtered(taps: np.ndarray, d: np.ndarray, axis: int) -> np.ndarray:
+def _filtered(taps: ndarray, d: ndarray, axis: int) -> ndarray:
     """Pillow's bicubic filter, a = -1, along one axis: uint8 [h, 3 (w + 3)] to [h, 3 w], or [h + 3, w] to [h, w].
 
     d is the distance of a place from the second of its four taps, in [0, 1], for each row or for all.
@@ -142,8 +146,11 @@ def _filtered(taps: np.ndarray, d: np.ndarray, axis: int) -> np.ndarray:
     floats = _scratch(0, taps.shape).copy_(torch.from_numpy(taps))
     values = _scratch(1, (len(taps), length) if axis else (length, taps.shape[1]))
     for tap, weight in enumerate(torch.from_numpy(np.stack(weights).astype(np.float32))[..., None]):
-        part = floats.narrow(axis, step * tap, length)
-        values.addcmul_(part, weight) if tap else torch.mul(part, weight, out=values)
+        pixels = floats.narrow(axis, step * tap, length)
+        if tap:
+            values.addcmul_(pixels, weight)
+        else:
+            torch.mul(pixels, weight, out=values)
     values.add_(2e-4).clamp_(0, 255)  # Pillow truncates: a whole number must not fall below itself
     return values.numpy().astype(np.uint8)
 
@@ -157,13 +164,13 @@ def _scratch(number: int, shape: tuple[int, ...]) -> Tensor:
 
 
 SCRATCH: dict[int, Tensor] = {}
-SHIFTS: dict[Callable[..., Image.Image], Callable[[np.ndarray, float, Fill], np.ndarray]] = {
+SHIFTS: dict[OnImage, Shift] = {
     auto_augment.shear_x: _sheared,
     auto_augment.shear_y: _sheared_along_y,
     auto_augment.translate_x_rel: partial(_translated, axis=1),
     auto_augment.translate_y_rel: partial(_translated, axis=0),
 }
-OPERATIONS: dict[Callable[..., Image.Image], Callable[..., np.ndarray]] = {
+OPERATIONS: dict[OnImage, OnArray] = {
     auto_augment.invert: _invert,
     auto_augment.posterize: _posterize,
     auto_augment.sharpness: _sharpness,

@@ -37,10 +37,10 @@ def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
     """
     scratch = os.stat(gettempdir())  # a container may have one of its own
     machine = json.dumps([socket.gethostname(), scratch.st_dev, scratch.st_ino, os.getcwd(), name])
-    machines = processes.agree(machine)
-    first = machines.index(machine)
+    first = processes.agree(machine).index(machine)
     with TemporaryDirectory() as folder:
-        path, problem = Path(folder, "value"), ""
+        path = Path(folder, "value")
+        problem = ""
         if processes.rank() == first:
             try:
                 path.write_bytes(pickle.dumps(make()))
@@ -64,8 +64,10 @@ def compare(facts: Mapping[str, str], processes: Processes) -> None:
         for name in [*expected, *present]:
             here, there = present.get(name), expected.get(name)
             if here != there:
-                differs = f"process {rank} on {host} has {name} {here}, process 0 on {first_host} {there}"
-                raise UserError(f"{differs}: all processes of a run need the same data, code and settings")
+                raise UserError(
+                    f"process {rank} on {host} has {name} {here}, process 0 on {first_host} {there}: "
+                    "all processes of a run need the same data, code and settings"
+                )
 
 
 def facts(run: Run) -> dict[str, str]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait.errors import UserError
-from cait.model.attention import ClassAttention, SelfAttention, backend_named, merge_heads, mixed_softmax
+from cait.model.attention import ClassAttention, SelfAttention, backend_named, by_heads, merge_heads, mixed_softmax
 from cait.model.cait import Block, CaiT, ClassAttentionBlock, SelfAttentionBlock, layer_norm
 from cait.model.config import CaiTConfig
 from cait.model.residual import DropPath, Sample, sampled, sampled_scale, scaled_linear
@@ -91,7 +91,8 @@ class AblatedSelfAttention(SelfAttention):
         self.proj = nn.Linear(d, d)
         self.talking_heads = config.talking_heads
         if self.talking_heads:
-            self.proj_l, self.proj_w = (nn.Linear(self.num_heads, self.num_heads) for _ in range(2))
+            self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+            self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
     def split(self, x: Tensor) -> Tensor:
         return super().split(self.bias_qkv(x))
@@ -103,9 +104,11 @@ class AblatedSelfAttention(SelfAttention):
     def attended(self, qkv: Tensor) -> Tensor:
         if self.attention_backend:
             return self.bias_proj(super().attended(qkv))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-        fused = not (self.talking_heads or self.cosine)  # by PyTorch
-        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale) if fused else self.weights(q, k) @ v
+        q, k, v = by_heads(qkv)
+        if self.talking_heads or self.cosine:
+            out = self.weights(q, k) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return self.bias_proj(merge_heads(out))
 
 
@@ -125,17 +128,11 @@ class AblatedClassAttention(ClassAttention):
         z = self.bias_qkv(z)
         return super().heads(z, z if self.cls_in_keys else z[:, 1:])
 
-    def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
-        q, k, v = self.heads(z, z)
-        if self.cosine:
-            out = scores(q, k, self.scale, self.cosine).softmax(dim=-1) @ v  # [B, h, 1, k]
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = merge_heads(self.weights(q, k) @ v) if self.cosine else super().attended(q, k, v)
+        return self.bias_proj(out)
 
-    def maps(self, z: Tensor) -> Tensor:
-        """[B, 1 + N, d] to [B, h, 1, keys]."""
-        q, k, _ = self.heads(z, z)
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
         return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
 
 
@@ -199,10 +196,10 @@ class AblatedSelfAttentionBlock(AblatedBlock, SelfAttentionBlock):
         AblatedBlock.__init__(self, config, AblatedSelfAttention(config), config.drop_path_rate)
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        gamma_1 = sampled_scale(self.gamma_1, sample_1)
-        gamma_2 = sampled_scale(self.gamma_2, sample_2)
-        x = self.add(x, self.attn(normed(self.norm1, sampled(x, sample_1)), gamma_1), sample_1)
-        return self.add(x, self.mlp(normed(self.norm2, sampled(x, sample_2)), gamma_2), sample_2)
+        y = normed(self.norm1, sampled(x, sample_1))
+        x = self.add(x, self.attn(y, sampled_scale(self.gamma_1, sample_1)), sample_1)
+        y = normed(self.norm2, sampled(x, sample_2))
+        return self.add(x, self.mlp(y, sampled_scale(self.gamma_2, sample_2)), sample_2)
 
 
 class AblatedClassAttentionBlock(AblatedBlock, ClassAttentionBlock):
@@ -225,13 +222,12 @@ class AblatedCaiT(CaiT):
     def draw_weights(self) -> None:
         """Give the network its other tokens and norm, then draw; the last step of the constructor."""
         at = self.config.class_token_at
-        d = self.config.embed_dim
         if self.config.global_pool == "avg":
             del self.cls_token
             self.global_pool = "avg"
             self.num_prefix_tokens = 0
         if at == 0:  # a class token that is there from the first block on has a position too, as in DeiT
-            self.pos_embed = nn.Parameter(torch.zeros(1, self.config.num_patches + 1, d))
+            self.pos_embed = nn.Parameter(torch.zeros(1, self.config.num_patches + 1, self.config.embed_dim))
         elif at is not None:
             self.blocks[at].register_forward_pre_hook(self._prepend)
         self.norm = norm_layer(self.config)
@@ -313,14 +309,13 @@ def scale_as_t_fixup(blocks: list[Any]) -> None:
     """T-Fixup: Xavier, then scale value, attention output and FFN weights by 0.67 · L^(-1/4) for L blocks."""
     factor = 0.67 * len(blocks) ** -0.25
     for name, layer in _linear_layers(blocks):
-        if name == "attn.qkv":
-            for weight in layer.weight.chunk(3):
-                nn.init.xavier_uniform_(weight)
-            layer.weight.chunk(3)[2].mul_(factor)
-        elif name not in ("attn.proj_l", "attn.proj_w"):
-            nn.init.xavier_uniform_(layer.weight)
-            if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
-                layer.weight.mul_(factor)
+        if name in ("attn.proj_l", "attn.proj_w"):
+            continue
+        weights = layer.weight.chunk(3 if name == "attn.qkv" else 1)
+        for weight in weights:
+            nn.init.xavier_uniform_(weight)
+        if name in ("attn.qkv", "attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
+            weights[-1].mul_(factor)  # of qkv the values
 
 
 def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:

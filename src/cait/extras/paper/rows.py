@@ -84,8 +84,8 @@ class Row:
     def settings(self) -> Settings:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
-            others = row_named(self.weights_of, self.table).settings.items()
-            settings = {key: value for key, value in others if key.startswith(("model.name", FIELDS))}
+            others = row_named(self.weights_of, self.table).settings
+            settings = {key: others[key] for key in others if key.startswith(("model.name", FIELDS))}
         elif self.base:
             settings = row_named(self.base, self.table).settings
         else:
@@ -110,7 +110,9 @@ class Row:
         return [*((file, configurations.settings(file)) for file in files), (None, nested(self.settings))]
 
     def network(self) -> CaiTConfig:
-        settings = {name: value for _, layer in self.layers() for name, value in flatten(layer).items()}
+        settings: Settings = {}
+        for _, layer in self.layers():
+            settings |= flatten(layer)
         size = settings["data.img_size"]
         rate = settings["model.drop_path_rate"]
         return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
@@ -128,8 +130,8 @@ def rows() -> dict[str, Row]:
     rows = {}
     for table, content in tables().items():
         for name, line in content["rows"].items():
-            about = {key: value for key, value in line.items() if "." not in key}
-            changes = {key: value for key, value in line.items() if "." in key}
+            changes = {key: line[key] for key in line if "." in key}
+            about = {key: line[key] for key in line.keys() - changes}
             row = Row(table, name, flatten(changes), **about)
             rows[row.id] = row
     return rows
@@ -174,8 +176,11 @@ def _weights(line: Line, row: Row) -> Settings:
             f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
             f"`{source.command}` first, or give --model.weights FILE"
         )
-    # A run of the row itself is read whole, because its moving average is scored too.
-    settings: Settings = {"ckpt_path": str(weights)} if source is row else {"model": {"weights": str(weights)}}
+    settings: Settings = {}
+    if source is row:  # its run is read whole, because its moving average is scored too
+        settings["ckpt_path"] = str(weights)
+    else:
+        settings["model"] = {"weights": str(weights)}
     if line.verb == "eval":
         settings["output"] = str(row.run_dir / rundir.EVALUATION)
     return settings
@@ -213,14 +218,12 @@ def _reproduced(row: Row) -> str:
         shape = {"model": str, "class_names": [str], "raw": {"acc1": (int, float)}}
         with contextlib.suppress(OSError, UserError):
             scored = disk.read_json(row.run_dir / rundir.EVALUATION, shape)
-            if (scored["model"], len(scored["class_names"])) == (row.settings["model.name"], 1000):
+            if scored["model"] == row.settings["model.name"] and len(scored["class_names"]) == 1000:
                 return f"{scored['raw']['acc1']:.2f}"
         return "not run"
-    try:
+    with contextlib.suppress(OSError, UserError):
         trained = configurations.settings(row.run_dir / "hparams.yaml")
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
-    except (OSError, UserError):
-        return "not run"
-    if not scored or not row.is_of(trained):
-        return "not run"
-    return f"{scored[-1]['val/acc1']:.2f} after {int(scored[-1]['epoch']) + 1} epochs"
+        if scored and row.is_of(trained):
+            return f"{scored[-1]['val/acc1']:.2f} after {int(scored[-1]['epoch']) + 1} epochs"
+    return "not run"

@@ -37,13 +37,13 @@ def show(arguments: list[str], program: Program) -> None:
     for title in COLUMNS:
         table.add_column(title, justify="left" if title == "model" else "right")
     costs = known_costs()
-    for (name, img_size), published in models().items():
-        cost = costs[name, img_size]
-        cells = [f"{cost.parameters:,}", f"{cost.gmacs:.3f}", f"{cost.gmacs_published:.1f}"]
+    for model, published in models().items():
+        cost = costs[model]
+        cells = [*map(str, model), f"{cost.parameters:,}", f"{cost.gmacs:.3f}", f"{cost.gmacs_published:.1f}"]
         top1 = {"model.distillation" in row.settings: row.top1 for row in published}
         for value in (published[0].gflops, top1.get(False), top1.get(True)):
             cells.append("" if value is None else f"{value:.1f}")
-        table.add_row(name, str(img_size), *cells)
+        table.add_row(*cells)
     screen = table_console(110)
     screen.print(table)
     screen.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')

@@ -40,25 +40,26 @@ def step_callbacks(module: Any, data: Any) -> list[Any]:
 def callbacks(run: Run) -> list[Any]:
     """What scores the baselines, if the run asks for it and keeps anything."""
     _check_used(run)
-    keeps = run.trainer.logger is not False or run.trainer.enable_checkpointing is not False
-    has_one_class = getattr(run.data, "task", None) is None  # an image, which is what baselines answer with
-    if run.config.baselines and keeps and has_one_class and not run.trainer.fast_dev_run:
-        from cait.extras.pretrained.baselines import Baselines
+    if not run.config.baselines or not run.keeps or getattr(run.data, "task", None):  # an image has one class
+        return []
+    from cait.extras.pretrained.baselines import Baselines
 
-        return [Baselines(run)]
-    return []
+    return [Baselines(run)]
 
 
 def _check_used(run: Run) -> None:
     """Refuse settings of a new run that would do nothing."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    asks, start = run.module.hparams.get, run.module.settings
-    has_norm = any(isinstance(part, _BatchNorm) for part in run.module.model.modules())
+    asks = run.module.hparams.get
+    start = run.module.settings
+    if run.first_step:
+        return
     is_typed = "model.freeze_norm" in run.typed  # a recipe sets it for any network
-    if run.first_step == 0 and asks("freeze_norm") and not has_norm and is_typed:
+    has_norm = any(isinstance(layer, _BatchNorm) for layer in run.module.model.modules())
+    if is_typed and asks("freeze_norm") and not has_norm:
         raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
-    if run.first_step == 0 and asks("solve_head") and not (start.weights or start.pretrained):
+    if asks("solve_head") and not start.weights and not start.pretrained:
         raise UserError("--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out")
 
 

@@ -104,8 +104,8 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
         raise UserError("no validation image counts")
     images = np.bincount(train.labels, minlength=classes)
     validates = np.isin(np.arange(classes), val.labels)
-    largest = np.full(len(val.labels), (images * validates).argmax())
-    yield {"name": "chance", "how": "the largest class", "seconds": 0.0} | accuracies(largest, val.labels)
+    largest = np.full_like(val.labels, (images * validates).argmax())
+    yield dict(name="chance", how="the largest class", seconds=0.0, **accuracies(largest, val.labels))
     if solved:
         yield dict(name="linear probe", how="the head solved before the first step", seconds=0.0, **solved)
     inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
@@ -115,7 +115,7 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
         begin = time.monotonic()
         answers = classify(rows, train.labels, val_rows, classes)
         seconds = round(time.monotonic() - begin, 2)
-        yield {"name": name, "how": how, "seconds": seconds} | accuracies(answers, val.labels)
+        yield dict(name=name, how=how, seconds=seconds, **accuracies(answers, val.labels))
 
 
 def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -135,8 +135,8 @@ def results(folder: Path) -> Results | None:
         time_taken = f", {row['seconds']:.1f} s" if row["seconds"] else ""
         entries.append((row["name"], row["how"] + time_taken, row["score"]))
     entries.sort(key=lambda entry: -entry[2])
-    better = entries[0][0]
-    points = entries[0][2] - table["run"]
+    better, _, best = entries[0]
+    points = best - table["run"]
     note = f"{better}: {points:.2f} points better than this run" if points >= SHOWN else ""
     rows = [(name, how, f"{score:.2f} %") for name, how, score in entries]
     return Results("Baselines", ("", "how", table["metric"]), rows, note)

@@ -23,9 +23,7 @@ class SeesIntermediates:
     """Arguments of timm's `forward_intermediates`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind = type(self).__bases__[1]
-        has_more = bool(self.asked)
-        return _blank, (kind, has_more), self.__dict__
+        return _blank, (type(self).__bases__[1], bool(self.asked)), self.__dict__
 
     def intermediates(self: Any, images: Tensor) -> Tensor:
         """[B, D] of images [B, C, S, S]: the means of what the stages give, then what the head saw before."""

@@ -8,10 +8,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from cait.errors import UserError
-from cait.extras.features import Extracted, Head, evenly, extract, solve
+from cait.extras.features import Extracted, evenly, extract, solve
 from cait.model.weights import classifiers
 
-WORK, VALUES = 1_000_000_000, 100_000_000
+WORK = 1_000_000_000
+VALUES = 100_000_000
 """Most images × values × classes that are solved on, about half a minute of a core; and most images × values, 2 GB."""
 
 
@@ -63,9 +64,10 @@ class SolveHead(Callback):
     def _is_new(self, pl_module: Any) -> bool:
         """Whether there are weights, and they have left the head as it was drawn."""
         start = pl_module.settings
+        if not start.weights and not start.pretrained:
+            return False
         pairs = zip(self.drawn, head_weights(pl_module), strict=True)
-        is_as_drawn = any(torch.equal(before.to(now), now) for before, now in pairs)
-        return is_as_drawn and bool(start.weights or start.pretrained)
+        return any(torch.equal(before.to(now), now) for before, now in pairs)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
@@ -76,15 +78,16 @@ class SolveHead(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
-            names = [f"val/{name}" for name in (pl_module.task.metric, "acc1_macro")]
             shown = []
-            for name in names:
-                if name not in trainer.callback_metrics:
+            for name in (pl_module.task.metric, "acc1_macro"):
+                score = trainer.callback_metrics.get(f"val/{name}")
+                if score is None:
                     continue
-                score = float(trainer.callback_metrics[name])
-                shown.append(f"{name} {score:.2f} %" if "acc" in name else f"{name} {score:.4f}")
                 if "acc" in name:
-                    self.scores[name.removeprefix("val/")] = score
+                    self.scores[name] = float(score)
+                    shown.append(f"val/{name} {score:.2f} %")
+                else:
+                    shown.append(f"val/{name} {score:.4f}")
             rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
 
 
@@ -94,7 +97,7 @@ def head_weights(pl_module: Any) -> list[Tensor]:
 
 def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
     """Solve one head in the first process, on the features that it sees, and put the result into it in all."""
-    head: Head | None = None
+    head: Any = None
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     classes = pl_module.num_classes
     if trainer.is_global_zero:
@@ -107,7 +110,6 @@ def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
         head = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)
         rank_zero_info(f"head solved on {len(labels):,} of {len(samples):,} images, C {head.strength:g}")
     head = trainer.strategy.broadcast(head)
-    assert head
     with torch.no_grad():
         layer.weight.copy_(head.weight)
         layer.bias.copy_(head.bias)

@@ -11,7 +11,6 @@ from cait.data.folder import FolderSource, Splits, class_folders, not_listed, sc
 from cait.data.table import Images
 from cait.errors import UserError, printable, tell
 from cait.extras import networks
-from cait.guards import trust
 from cait.run.program import Program
 
 
@@ -19,8 +18,13 @@ def features(arguments: list[str], program: Program) -> None:
     """Write the features of images, unpickled. Those that cannot be read are named on the screen and left out."""
     options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
     networks.add_options(options)
-    images = "class folders, train and val, or any folder"
-    options.add_argument("--images", metavar="DIR", type=Path, required=True, help=images)
+    options.add_argument(
+        "--images",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="class folders, train and val, or any folder",
+    )
     options.add_argument("--output", metavar="FILE", type=Path, required=True, help="file to write, .npz")
     args = options.parse_args(arguments)
     disk.check_output(args.output, is_new=True)
@@ -30,9 +34,8 @@ def features(arguments: list[str], program: Program) -> None:
 
     from cait.extras.features import extract
 
-    with trust.only_own(args.trusted):
-        loaded = networks.load(args, checkpoint, folder, program)
-        extracted = extract(loaded.network, files, loaded.data, loading.device())
+    loaded = networks.load(args, checkpoint, folder, program)
+    extracted = extract(loaded.network, files, loaded.data, loading.device())
     names = [printable(os.path.relpath(path, args.images)) for path, _ in files]
     for index in sorted({*range(len(files))}.difference(extracted.kept.tolist())):
         print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)

@@ -23,7 +23,8 @@ WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
 settings, the curves and how to use the model. With OWNER/NAME timm's files are written beside it; then
 `hf upload OWNER/NAME FOLDER` puts all on the Hub."""
-README, CURVES = "README.md", "curves.png"
+README = "README.md"
+CURVES = "curves.png"
 Content = Mapping[str, Any]
 """What a file holds."""
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
@@ -47,7 +48,6 @@ def card(arguments: list[str], program: Program) -> None:
     options.add_argument("repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub")
     options.add_weights()
     options.add_argument("--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named")
-    options.add_trust()
     args = options.parse_args(arguments)
     folder = rundir.folder_of(args.run)
     if args.repo and args.repo.count("/") != 1:
@@ -70,9 +70,9 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about = scores.read(folder, checkpoint, program.command("eval", folder))
     content = ckpt.read_checkpoint(checkpoint)
-    if (chosen := "ema" if ckpt.uses_average(content, given.ema) else "raw") not in about:
+    scored = about.get("ema" if ckpt.uses_average(content, given.ema) else "raw")
+    if scored is None:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    scored = about[chosen]
     state = ckpt.data_state(content) or {}
     if not {"acc1", "mAP"} & scored.keys():
         raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
@@ -113,7 +113,7 @@ def text(
     from cait.extras.display import network_name
     from cait.extras.scores import WEAKEST, weakest
 
-    settings = yaml.safe_dump(_settings(config), sort_keys=False).strip()
+    settings = yaml.safe_dump(_settings(config), sort_keys=False)
     card = ModelCard.from_template(
         _metadata(repo, scores, config, license),
         str(Path(__file__).with_name("card.jinja")),
@@ -131,7 +131,7 @@ def text(
         network=network_name(about["model"], config["model"].get("fields")),
         results=_results(scores),
         weakest=weakest(scores["per_class"])[:WEAKEST],
-        settings=settings.replace("`" * 3, "'" * 3),  # which would end the block
+        settings=settings.strip().replace("```", "'''"),  # which would end the block
     )
     return f"{card}\n"
 
@@ -166,15 +166,15 @@ def _results(scores: Content) -> str:
     if "real" in scores:
         sets["ReaL"] = scores["real"]
     sets |= scores.get("extra", {})
-    names = [name for name in FIGURES if name in scores]
+    shown = {name: look for name, look in FIGURES.items() if name in scores}
     rows = []
     for title, figures in sets.items():
         cells = [title, f"{figures['images']:,}"]
-        for name in names:
+        for name, (_, form) in shown.items():
             value = figures.get(name)
-            cells.append("" if value is None else FIGURES[name][1].format(value))
+            cells.append("" if value is None else form.format(value))
         rows.append(cells)
-    return _table(["set", "images", *(FIGURES[name][0] for name in names)], rows)
+    return _table(["set", "images", *(title for title, _ in shown.values())], rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

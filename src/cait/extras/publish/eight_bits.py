@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,8 @@ from cait.errors import UserError
 from cait.extras.features import evenly
 from cait.extras.publish.formats import Forward, quiet, read_onnx, read_openvino
 
-CALIBRATED, SCORED = 128, 1000
+CALIBRATED = 128
+SCORED = 1000
 """Training images that set the ranges of the activations, and validation images of the accuracy, at most."""
 BATCH = 32
 Batch = tuple[Tensor, Tensor]
@@ -49,11 +50,11 @@ def quantize_openvino(path: Path, output: Path, images: Sequence[Tensor]) -> Non
     import openvino
 
     network = openvino.Core().read_model(path)
-    small = nncf.quantize(network, nncf.Dataset([batch.numpy() for batch in images]), subset_size=len(images))
-    openvino.save_model(small, output)
+    data = nncf.Dataset([batch.numpy() for batch in images])
+    openvino.save_model(nncf.quantize(network, data, subset_size=len(images)), output)
 
 
-FORMATS: dict[str, tuple[Callable[..., None], Callable[[Path], Forward]]] = {
+FORMATS: dict[str, Any] = {
     "onnx": (quantize_onnx, read_onnx),
     "openvino": (quantize_openvino, read_openvino),
 }
@@ -67,9 +68,9 @@ def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
     if loaded.task.several:
         raise UserError("--int8 compares the accuracy of one class per image")
     held_out = loaded.validation()
-    data = loaded.data
     held_out.unreadable.limit = None  # they do not count
-    return _batches(data, held_out, SCORED), _batches(data, replace(held_out, samples=data.source.train), CALIBRATED)
+    training = replace(held_out, samples=loaded.data.source.train)
+    return _batches(loaded.data, held_out, SCORED), _batches(loaded.data, training, CALIBRATED)
 
 
 def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], train: Sequence[Batch]) -> None:
@@ -86,7 +87,8 @@ def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], 
         forwards = {"int8": read(output), format: read(path), "compiled": torch.compile(network), "eager": network}
         if not shutil.which("g++"):
             del forwards["compiled"]
-        before, after = (_accuracy(forwards[name], val) for name in (format, "int8"))
+        before = _accuracy(forwards[format], val)
+        after = _accuracy(forwards["int8"], val)
         count = sum(int((labels >= 0).sum()) for _, labels in val)
         result = f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
         if before - after > 1 and not keep:

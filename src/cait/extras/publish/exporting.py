@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cait import disk
-from cait.cli.loading import Loaded, checkpoint_of, from_checkpoint
+from cait.cli.loading import Loaded, checkpoint_of, load_run
 from cait.cli.options import Options
 from cait.errors import UserError, tell, to_install
 from cait.extras.publish.formats import (
@@ -29,21 +29,20 @@ from cait.extras.publish.formats import (
     write_timm,
     write_torch_export,
 )
-from cait.guards import trust
 from cait.model import network
 from cait.run.program import Program
+from cait.settings import Settings
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
 
-Write = Callable[[Any, Path, Metadata, Shape], Forward]
-"""Called with (network, path, metadata, input shape); returns what the reading library reads."""
-WRITE: dict[str, Write] = {
+WRITE: dict[str, Callable[[Any, Path, Metadata, Shape], Forward]] = {
     "timm": write_timm,
     "torch_export": write_torch_export,
     "onnx": write_onnx,
     "openvino": write_openvino,
 }
+"""Called with (network, path, metadata, input shape); each returns what the reading library reads."""
 FILES = {"timm": "timm", "torch_export": "model.pt2", "onnx": "model.onnx", "openvino": "model.xml"}
 """Default name of the file, by format; timm's is a directory."""
 NEEDS = {"onnx": ["onnxruntime", "onnxscript"], "openvino": ["openvino", "nncf"]}
@@ -56,7 +55,6 @@ def export_run(arguments: list[str], program: Program) -> None:
     options.add_argument("--format", choices=WRITE, default="timm", help="default timm")
     options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
-    options.add_trust()
     options.add_argument("--int8", action="store_true", help="beside it a network of 8 bits: onnx, openvino")
     options.add_argument("--yes", action="store_true", help="keep it if it loses more than a point of accuracy")
     args = options.parse_args(arguments)
@@ -83,19 +81,17 @@ def export_run(arguments: list[str], program: Program) -> None:
 def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loaded, Path]:
     """What a verb's options `given` choose of a run or a checkpoint, and the usual folder for what is written of it."""
     checkpoint, folder = checkpoint_of(run, "export")
-    with trust.only_own(given.trusted):
-        loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
+    loaded = load_run(given, checkpoint, folder, program)
     return loaded, Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
 
 
 def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]:
     """`export` the network of a run with all that is known of its classes and images."""
-    shape = network.input_shape(loaded.module.hparams)
-    names = loaded.module.class_names
     if is_own := loaded.data.has_own_eval_transform:
         tell(f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own")
     metadata = ({} if is_own else loaded.data.preprocessing) | loaded.task.metadata
-    return export(loaded.network, output, format, metadata, shape, names)
+    shape = network.input_shape(loaded.module.hparams)
+    return export(loaded.network, output, format, metadata, shape, loaded.module.class_names)
 
 
 def export(
@@ -127,7 +123,7 @@ def export(
         raise UserError(f"{output.name}: OpenVINO reads files that end with .xml; name one with --output")
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
-    metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
+    metadata: Settings = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     expected = _logits(model, shape)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -145,15 +141,15 @@ def _logits(forward: Forward, shape: Shape) -> Tensor:
     """The logits of two batches of random images, the same in every call."""
     logits = []
     for batch in (1, 3):
-        outputs: Any = forward(torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch)))
-        logits.append(outputs[0] if isinstance(outputs, tuple) else outputs)
+        output: Any = forward(torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch)))
+        logits.append(output[0] if isinstance(output, tuple) else output)
     return torch.cat(logits)
 
 
 def _moved(scratch: Path, folder: Path) -> list[Path]:
     """Move each file to the same path below a folder, where files of other names stay; returns the new paths."""
     paths = []
-    for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
+    for file in sorted(filter(Path.is_file, scratch.rglob("*"))):
         path = folder / file.relative_to(scratch)
         path.parent.mkdir(exist_ok=True)
         paths.append(file.replace(path))

@@ -37,9 +37,7 @@ def write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -
     data_config: Settings = {"input_size": tuple(shape)}
     if shape[0] not in (1, 3):  # timm's mean and std are ImageNet's, of three channels
         data_config |= {"mean": (0.0,), "std": (1.0,)}
-    for name in ("mean", "std", "crop_pct", "interpolation"):
-        if name in metadata:
-            data_config[name] = metadata[name]
+    data_config |= {name: metadata[name] for name in ("mean", "std", "crop_pct", "interpolation") if name in metadata}
     if (fit := metadata.get("fit", "crop")) != "crop":
         data_config["crop_mode"] = CROP_MODES[fit]
     save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)

@@ -4,12 +4,11 @@ Shapes: B images, C channels, S = img_size, N patches, d = embed_dim.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
 
@@ -43,7 +42,8 @@ class TimmCalls:
         """Replace the head by a new one, by none for 0 classes; `global_pool` changes what it reads, if given."""
         if global_pool not in (None, "", "avg", "token"):
             raise UserError(f"global_pool must be token, avg or '' for all tokens, got {global_pool!r}")
-        self.global_pool = self.global_pool if global_pool is None else global_pool
+        if global_pool is not None:
+            self.global_pool = global_pool
         if num_classes:
             self.config = dataclasses.replace(self.config, num_classes=num_classes)
         like = dict(device=self.pos_embed.device, dtype=self.pos_embed.dtype)
@@ -58,7 +58,8 @@ class TimmCalls:
 
         taken, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
-        self.norm = nn.Identity() if prune_norm else self.norm
+        if prune_norm:
+            self.norm = nn.Identity()
         if prune_head:  # the class token stays: it may be among the patches from the first block on
             self.blocks_token_only = nn.ModuleList()
             self.reset_classifier(0, "")
@@ -90,13 +91,13 @@ class TimmCalls:
 
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
-        count, side = self.config.num_patches, self.config.img_size // self.config.patch_size
+        count = self.config.num_patches
+        side = math.isqrt(count)
         taken, last = feature_take_indices(len(self.blocks), indices)
         tokens = self.embed(x) + self.pos_embed
         maps: list[Tensor] = []
-        again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            tokens = checkpoint(block, tokens, use_reentrant=False) if again else block(tokens)
+            tokens = self.run_block(block, tokens)
             if i in taken:
                 maps.append((self.norm(tokens) if norm else tokens)[:, -count:])
         if output_fmt == "NCHW":

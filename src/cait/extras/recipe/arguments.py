@@ -112,13 +112,13 @@ def plan(given: Settings, asked: Namespace, program: Program) -> Settings:
     recipe = choose(folder, machine, given, trial, weights, minutes)
     if "pretrained" in plugins.extras():
         recipe.take("baselines", True)
-    named_weights = asked.source or given.get("model.weights") or given.get("model.pretrained")
+    names_weights = asked.source or given.get("model.weights") or given.get("model.pretrained")
     is_asked = asked.race == "true"
     if is_asked and not recipe.solves_head:
         raise UserError("--race true is about a head that is solved on weights: name some, and no run, with --from")
-    if recipe.solves_head and (is_asked or not (named_weights or asked.race)):
-        scratch = {name: value for name, value in given.items() if name not in OF_WEIGHTS}
-        enter(recipe, choose(folder, machine, scratch, trial, None, minutes), is_asked)
+    if recipe.solves_head and (is_asked or not (names_weights or asked.race)):
+        others = {name: value for name, value in given.items() if name not in OF_WEIGHTS}
+        enter(recipe, choose(folder, machine, others, trial, None, minutes), is_asked)
     if reason:
         recipe.lines.insert(0, ("weights", reason))
     if scenes := told_of_frames(source):
@@ -137,8 +137,7 @@ def report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
         f"{folder.images:,} to train on, {folder.val:,} to validate on{origin}, {len(folder.counts)} classes, "
         f"{color}, about {folder.side} pixels"
     )
-    recipe.lines.insert(0, ("images", images))
     say(f"recipe    chosen for {source.root}, because no --config is given")
-    for topic, text in recipe.lines:
+    for topic, text in [("images", images), *recipe.lines]:
         say(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)

@@ -94,8 +94,9 @@ def this_machine(given: Settings) -> Machine:
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)  # T4, V100 and RTX 20 emulate it, slowly
         return Machine(count, torch.cuda.device_count(), is_fast)
     cpuinfo = Path("/proc/cpuinfo")
+    # Without Intel's units for matrices in bfloat16, it is slow.
     has_units = cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
-    return Machine(count, fast_bf16=has_units)  # without Intel's units for matrices in bfloat16, it is slow
+    return Machine(count, fast_bf16=has_units)
 
 
 def survey(source: FolderSource, reading: Reading) -> Survey:
@@ -117,16 +118,15 @@ def survey(source: FolderSource, reading: Reading) -> Survey:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs).astype(float)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
-    mean = pixels.mean(axis=(0, 1, 2)) / 255
-    std = pixels.std(axis=(0, 1, 2)) / 255
+    channels = pixels.reshape(-1, 3)
     return Survey(
         counts=dict(zip(source.class_names, counts.astype(int).tolist(), strict=True)),
         several=None if label_sets is None else len(train),
         val=len(source.val),
         side=int(statistics.median(sides)),
         gray=bool((spread < 2).mean() >= 0.95),  # in nearly all images the channels differ by less than 2 of 255
-        mean=tuple(mean.round(3).tolist()),
-        std=tuple(std.clip(0.01).round(3).tolist()),
+        mean=tuple((channels.mean(axis=0) / 255).round(3).tolist()),
+        std=tuple((channels.std(axis=0) / 255).clip(0.01).round(3).tolist()),
     )
 
 
@@ -179,9 +179,9 @@ class Trial:
         """
         model = nested(held).get("model", {})
         network = self.built(held, classes=classes)
-        name = model.get("name", "xxs24")
         if network is None:  # which the run reports
             return False
+        name = model.get("name", "xxs24")
         try:
             with warnings.catch_warnings(action="ignore"):
                 return HEAD_ANEW not in group(InitialWeights, model).load_into(network, name)
@@ -198,19 +198,18 @@ class Trial:
     def step(self, held: Settings, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels, without the optimizer; None if it takes none."""
         network = self.built(held, size)
-        accelerator = held.get("trainer.accelerator", "auto")
-        precision = held.get("trainer.precision")
         # Of one device, also in a process that torchrun has started.
         trainer = Trainer(
-            accelerator=accelerator,
-            precision=precision,
+            accelerator=held.get("trainer.accelerator", "auto"),
+            precision=held.get("trainer.precision"),
             logger=False,
             devices=1,
             plugins=[LightningEnvironment()],
         )
         device = trainer.strategy.root_device
         network.to(device).train()
-        if isinstance(share := held.get("model.freeze"), float):
+        share = held.get("model.freeze")
+        if isinstance(share, float):
             for key in lower_keys(network, share):
                 network.get_parameter(key).requires_grad_(False)
         fastest = math.inf

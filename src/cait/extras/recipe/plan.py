@@ -29,8 +29,8 @@ class Plan(Callback):
     """
 
     def __init__(self, run: Run) -> None:
+        self.run = run
         self.minutes = run.config.plan_minutes
-        self.begun = run.program.begun
         if not self.minutes > 0:
             raise UserError(f"plan_minutes must be above 0 or null, got {self.minutes:g}")
         self.first: int = run.trainer.max_epochs
@@ -40,7 +40,6 @@ class Plan(Callback):
         """Those that are planned now, or typed beside minutes of a file."""
         self.step, self.before = 0, self.first
         """The steps that were done then, and the epochs that were planned until then."""
-        self.typed = run.typed
         self._batches = 0
         self._since = 0.0
 
@@ -49,11 +48,11 @@ class Plan(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: Checkpoint) -> None:
         kept = checkpoint["callbacks"].get(self.state_key)
-        if "plan_minutes" in self.typed:  # it goes on to the next validation at least
+        if "plan_minutes" in self.run.typed:  # it goes on to the next validation at least
             every = trainer.check_val_every_n_epoch or 1
             until = (Position.saved(checkpoint).epoch // every + 1) * every
             trainer.fit_loop.max_epochs = max(trainer.max_epochs or 0, until)
-        elif kept and ("trainer.max_epochs" in self.typed or kept["first"] != self.first):
+        elif kept and ("trainer.max_epochs" in self.run.typed or kept["first"] != self.first):
             self.epochs = self.first
         elif kept and kept["epochs"]:
             self.epochs = trainer.fit_loop.max_epochs = kept["epochs"]
@@ -73,7 +72,7 @@ class Plan(Callback):
         now = time.monotonic()
         batches = batches_an_epoch(trainer)
         epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
-        left = self.begun + 60 * self.minutes - END - now
+        left = self.run.program.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.settings.weights or pl_module.settings.pretrained)
         most = max(done, self.first, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
         fitting = done + max(0, int(left / (every * epoch))) * every
@@ -81,8 +80,9 @@ class Plan(Callback):
         if self.epochs != trainer.max_epochs:
             reason = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
             noun = "epoch" if self.epochs == 1 else "epochs"
-            left = duration((self.epochs - done) * epoch)
-            rank_zero_info(f"planned anew: {self.epochs} {noun}, {reason}; about {left} to go")
+            rank_zero_info(
+                f"planned anew: {self.epochs} {noun}, {reason}; about {duration((self.epochs - done) * epoch)} to go"
+            )
         self.step = trainer.global_step
         self.before = trainer.max_epochs
         end_after(self.epochs, trainer)

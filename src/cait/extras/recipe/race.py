@@ -6,7 +6,6 @@ is taken up where it was. The clock says who goes on, and changes no bit of eith
 """
 
 import math
-import os
 import statistics
 import time
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import disk
@@ -42,6 +41,8 @@ PLAIN = 1 / 2
 OF_WEIGHTS = {"model.name", "model.weights", "model.weights_ema", "model.pretrained"}
 OF_WEIGHTS |= {"model.freeze", "model.freeze_norm", "model.solve_head", INTERMEDIATES}
 """Settings that a run from scratch does not take of those which are given."""
+SHARED: Settings = {"baselines": False, "best_metric": None}
+"""What the run from scratch takes from the other, and the values where that has none."""
 PLACE = {"run_name", "ckpt_path", "trainer.default_root_dir", "race"}
 LENGTH = {"trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}
 
@@ -55,9 +56,10 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
     if reason := _why_no_race(recipe, scratch, seconds):
         recipe.note("race", f"none, because {reason}")
         return
-    settings = scratch.held | {"baselines": False, "best_metric": None}
-    settings |= {name: recipe.held[name] for name in ("baselines", "best_metric") if name in recipe.held}
-    race: Settings = {"seconds": seconds, "settings": nested(settings)}
+    race = {
+        "seconds": seconds,
+        "settings": nested(scratch.held | {name: recipe.held.get(name, default) for name, default in SHARED.items()}),
+    }
     text = f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it"
     if not is_asked:
         race["unlike"] = UNLIKE
@@ -107,7 +109,7 @@ def unlikeness(network: nn.Module, samples: Any, data: Any, device: torch.device
     """
     distances: list[float] = []
 
-    def note(norm: Any, inputs: tuple[Tensor, ...]) -> None:
+    def note(norm: Any, inputs: Any) -> None:
         means = inputs[0].float().transpose(0, 1).flatten(1).mean(1)
         deviations = (norm.running_var + norm.eps).sqrt()
         distances.append(float(((means - norm.running_mean).abs() / deviations).mean()))
@@ -164,13 +166,18 @@ class Race(Callback):
             return
         race = self.run.config.race
         rank_zero_info(f"race: from scratch has {race['seconds']:.0f} s to be ahead by more than the noise")
-        after = time.monotonic() - self.run.program.begun
         settings = {**race["settings"], "run_name": SCRATCH}
         settings["trainer"] = settings.get("trainer", {}) | {"default_root_dir": str(folder)}
-        settings["race"] = {"score": score, "after": after, "seconds": race["seconds"]}
-        now = flatten(self.run.config.as_dict())
-        left_out = OF_WEIGHTS | PLACE
-        typed = {name: now[name] for name in now if is_in(name, self.run.typed) and not is_in(name, left_out)}
+        settings["race"] = {
+            "score": score,
+            "after": time.monotonic() - self.run.program.begun,
+            "seconds": race["seconds"],
+        }
+        typed = {
+            name: value
+            for name, value in flatten(self.run.config.as_dict()).items()
+            if is_in(name, self.run.typed) and not is_in(name, OF_WEIGHTS | PLACE)
+        }
         leave(trainer, folder / SCRATCH, settings, nested(typed))
 
     def _why_no_race(self, trainer: Trainer, pl_module: Any, head: float) -> str:
@@ -223,10 +230,15 @@ class RaceFromScratch(Callback):
         race = self.run.config.race
         perfect = NAMES[self.name]
         seconds = time.monotonic() - self.begun
-        spent = 1.0 if is_over else seconds / race["seconds"]
-        images = len(self.run.data.val_images)
-        winning = verdict(race["score"] / perfect, self.best / perfect, images, spent, trainer.current_epoch)
-        winning = trainer.strategy.broadcast(winning)
+        winning = trainer.strategy.broadcast(
+            verdict(
+                head=race["score"] / perfect,
+                scratch=self.best / perfect,
+                images=len(self.run.data.val_images),
+                part=1.0 if is_over else seconds / race["seconds"],
+                epochs=trainer.current_epoch,
+            )
+        )
         if not winning:
             return
         rank_zero_info(
@@ -257,7 +269,7 @@ def give_place(trainer: Trainer, folder: Path) -> NoReturn:
         inside = folder / SCRATCH
         for path in (*folder.glob(f"{rundir.CHECKPOINTS}/*.ckpt"), *folder.glob("events.out.*")):
             path.unlink()
-        names = [path.relative_to(inside) for path in inside.rglob("*") if path.is_file() and path.name != rundir.LOCK]
-        for name in sorted(names, key=lambda name: name.name != rundir.CONFIG):
-            os.replace(inside / name, folder / name)
+        paths = [path for path in inside.rglob("*") if path.is_file() and path.name != rundir.LOCK]
+        for path in sorted(paths, key=lambda path: path.name != rundir.CONFIG):
+            path.replace(folder / path.relative_to(inside))
     leave(trainer, folder)

@@ -26,12 +26,29 @@ LOWER = 0.33
 """The share of the layers that stays in a run from weights on a CPU; without gradients they take less than half."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
-UNMIXED: Settings = {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+ONCE: Settings = {"data.repeats": 1, "data.erase_prob": 0.0}
+UNMIXED = ONCE | {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
 LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
-MIXED: Settings = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
+MIXED = ONCE | {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
 STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
+SHALLOW: Settings = {
+    "model.fields.embed_dim": 128,
+    "model.fields.depth": 4,
+    "model.fields.layer_scale_init": 1.0,
+    "model.fields.mlp_ratio": 4.0,
+    "model.fields.num_heads": 4,
+    "model.drop_path_rate": 0.0,
+}
+POOLED = SHALLOW | {"model.fields.embed_dim": 96, "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}
+DEEP: Settings = {
+    "model.fields.embed_dim": 192,
+    "model.fields.depth": 12,
+    "model.fields.num_heads": 4,
+    "model.drop_path_rate": 0.1,
+}
+"""The network of patches on a CPU; that of a stem which pools; that on a GPU."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
 square root a network learns to leave out a rare class, but not a head that is solved."""
@@ -124,8 +141,11 @@ def transfer(machine: Machine, recipe: Recipe, measure: Trial, takes_head: bool)
     network = measure.built(recipe.held | {INTERMEDIATES: True})
     if network is not None and not takes_head:
         recipe.take(INTERMEDIATES, True)
-    knows_channels = recipe.held.get(CHANNELS, 3) in (1, 3)
-    if not machine.gpus and knows_channels and hasattr(network or measure.built(recipe.held), "group_matcher"):
+    if (
+        not machine.gpus
+        and recipe.held.get(CHANNELS, 3) in (1, 3)
+        and hasattr(network or measure.built(recipe.held), "group_matcher")
+    ):
         recipe.take("model.freeze", LOWER)
 
 
@@ -170,7 +190,7 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     enough = 25.0
     if recipe.weights:
         least = LEAST
-        most = 2 * folder.side
+        most *= 2
         enough = float(most_epochs(True, 1))
     time = 0.9 * 60 * recipe.minutes - measure.begun() - SETUP  # a tenth is validation
     largest: int | None = None
@@ -227,19 +247,17 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
         return
     if name == "xxs24":
         convolves = not gpus and recipe.take("model.fields.stem", "pooled") != "patch"
-        fields: Settings = {"embed_dim": 128, "depth": 4, "layer_scale_init": 1.0, "mlp_ratio": 4.0}
+        fields = SHALLOW
         if convolves:
-            fields = {"embed_dim": 96, "depth": 1, "layer_scale_init": 1.0, "mlp_ratio": 2.0}
+            fields = POOLED
         elif gpus:
-            fields = {"embed_dim": 192, "depth": 12}
-        recipe.take_all({f"model.fields.{key}": value for key, value in fields.items()})
-        recipe.take_all({"model.fields.num_heads": 4, "model.drop_path_rate": 0.1 if gpus else 0.0})
-    sizes = [patch for patch in range(1, size + 1) if size % patch == 0]
+            fields = DEEP
+        recipe.take_all(fields)
     if convolves:  # the largest power of two that leaves four patches along a side
-        patch = max(patch for patch in sizes if patch.bit_count() == 1 and patch <= max(1, size // 4))
+        patch = math.gcd(size, 2 ** (max(1, size // 4).bit_length() - 1))
     else:
         most = 16 if gpus else 8  # patches along a side
-        patch = min(patch for patch in sizes if size // patch <= most)
+        patch = next(patch for patch in range(1, size + 1) if size % patch == 0 and size // patch <= most)
     patch = recipe.take("model.fields.patch_size", patch)
     depth = recipe.held.get("model.fields.depth", VARIANTS[name]["depth"])
     width = recipe.held.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
@@ -264,7 +282,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     else:
         settings = STRONG
         how = "crops, RandAugment, some Mixup"
-    recipe.take_all({"data.repeats": 1, "data.erase_prob": 0.0, **settings})
+    recipe.take_all(settings)
     mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.gray else 0.5) else "not mirrored"
     recipe.note("augment", f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)")
 
@@ -277,8 +295,8 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     batches = devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))
     pairs = 2 * batches  # each process pairs images for Mixup
     batch = max(1, min(wanted, folder.images // 8) // pairs) * pairs
-    for_all_cores = folder.val // (4 * machine.cores)
-    recipe.take_all({"data.global_batch": True, "data.eval_batch_size": max(16, min(128, for_all_cores))})
+    recipe.take("data.global_batch", True)
+    recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # for all cores
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     return recipe.take("data.batch_size", batch)
@@ -295,7 +313,8 @@ def optimize(recipe: Recipe) -> None:
         recipe.take_all({"model.solve_head": True, "model.freeze_norm": True})
         head = "the head, which sees every stage," if recipe.held.get(INTERMEDIATES) else "the head"
         stays = "the lower layers and BatchNorm" if recipe.holds_lower_layers else "BatchNorm"
-        rate, note = 3e-4, f"{head} is solved first; then AdamW at RATE, {stays} as the weights have it"
+        rate = 3e-4
+        note = f"{head} is solved first; then AdamW at RATE, {stays} as the weights have it"
         if recipe.trains_head_alone:
             note = "none: the head is solved"
     elif recipe.weights:
@@ -368,12 +387,12 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     Not from a solved head, which knows rare classes from the start: the mean over so few images of theirs is noise.
     """
     per_class = recipe.take("model.per_class", True)
-    weighted = folder.several is not None or recipe.held.get("model.class_weights") is not None
-    if folder.unevenness < UNEVEN or weighted:
+    is_weighted = folder.several is not None or recipe.held.get("model.class_weights") is not None
+    if folder.unevenness < UNEVEN or is_weighted:
         return
-    is_mild = folder.unevenness < RARE or recipe.solves_head
     how = None
     if "balance" in plugins.extras():
+        is_mild = folder.unevenness < RARE or recipe.solves_head
         how = recipe.take("data.balance", "sqrt" if is_mild else "full")
     has_average = recipe.held.get("ema.decay") is not None
     if per_class is True and not recipe.solves_head:
@@ -384,7 +403,7 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     if how is not None:
         drawn = f"small ones are drawn more often ({how})"
     elif "data.balance" in recipe.given:
-        drawn += ", as given"
+        drawn = "all are drawn alike, as given"
     recipe.note(
         "balance",
         f"classes have {min(counts):,} to {max(counts):,} images: {drawn}, and best.ckpt is chosen by {metric}",

@@ -42,8 +42,8 @@ class ConvStem(nn.Module):
         factor = config.patch_size
         halvings = 0
         while factor % 2 == 0:
-            factor = factor // 2
-            halvings = halvings + 1
+            factor //= 2
+            halvings += 1
         layers = list[nn.Module]()
         channels = config.in_chans
         for above in reversed(range(halvings)) if halvings else [2]:

@@ -83,14 +83,10 @@ def from_run(path: Path, folder: Path) -> Weights:
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large
-    fields = loaded.module.hparams["fields"] or {}
     data = saved.data_settings(folder)
     settings: Settings = {"model.weights": str(path), "model.name": loaded.name}
-    for key, value in fields.items():
-        settings[f"model.fields.{key}"] = value
-    for key in OF_IMAGES:
-        if key in data:
-            settings[f"data.{key}"] = data[key]
+    settings |= {f"model.fields.{key}": value for key, value in (loaded.module.hparams["fields"] or {}).items()}
+    settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)
 
 
@@ -105,8 +101,10 @@ def published(given: Settings, has_gpu: bool) -> Weights:
     known = timm_config(name, size)
     if not known or not known.hf_hub_id:
         raise UserError(f"the Hugging Face hub has no weights of {name}")
-    about = f"timm's {entry(known)}, {fetched(known)}, license {known.license or 'unknown'}"
-    return Weights(about, {"model.name": name, "model.pretrained": True} | image_settings(known))
+    return Weights(
+        f"timm's {entry(known)}, {fetched(known)}, license {known.license or 'unknown'}",
+        {"model.name": name, "model.pretrained": True} | image_settings(known),
+    )
 
 
 def entry(known: Any) -> str:

@@ -64,7 +64,8 @@ class TalkingHeads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         heads, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
-        (B, N, _), h = d_out.shape, len(bias_w)
+        B, N, _ = d_out.shape
+        h = len(bias_w)
         q, k, v = heads.unbind(0)
         with no_autocast(heads):
             mix_l, mix_w = _mixers(B, heads.dtype, weight_l, weight_w)
@@ -81,7 +82,8 @@ class TalkingHeads(torch.autograd.Function):
             d_weight_l = _outer(dL, scaled_product(q, k.transpose(1, 2), ctx.scale), h)
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
-            dQ, dK = scaled_product(dS, k, ctx.scale), scaled_product(dS.transpose(1, 2), q, ctx.scale)
+            dQ = scaled_product(dS, k, ctx.scale)
+            dK = scaled_product(dS.transpose(1, 2), q, ctx.scale)
             d_qkv = torch.stack([d.view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)

@@ -16,15 +16,14 @@ def callbacks(run: Run) -> list[Any]:
 
     shown: list[Any] = []
     if run.trainer.enable_progress_bar is not False:
-        given = run.trainer.callbacks
-        named = given if isinstance(given, list) else [given]
-        if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in named):
+        callbacks = run.trainer.callbacks
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in callbacks):
             shown.append(RunProgressBar())
         shown.append(EpochLines())
     if run.trainer.enable_model_summary is not False:
         shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder))
-    keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
-    if not (run.trainer.fast_dev_run or keeps_nothing):
+    if run.keeps:
         shown.append(RunSummary(run))
     return shown
 

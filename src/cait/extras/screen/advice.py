@@ -1,6 +1,5 @@
 """Lines about a network of one's own, before it trains."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from cait.errors import tell_once, told_as
-from cait.model.network import in_evaluation, input_shape
+from cait.model.network import in_evaluation, input_shape, two_images
 
 
 class Advice(Callback):
@@ -24,7 +23,7 @@ class Advice(Callback):
 
 def advice(network: nn.Module, shape: Sequence[int]) -> Iterator[str]:
     """What is wrong with a network for images [C, H, W] of `shape`, a line for each."""
-    images = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    images = two_images(shape)
     keep_numbers = torch.random.fork_rng(devices=[])  # a dropout must not change those of the run
     with told_as(f"the network fails on images of {list(shape)}"), keep_numbers:
         with in_evaluation(network):
@@ -39,21 +38,19 @@ def advice(network: nn.Module, shape: Sequence[int]) -> Iterator[str]:
     parameters = {id(parameter) for parameter in network.parameters()}
     others = [leaf for leaf in leaves(logits) if id(leaf) not in parameters]
     if others:
-        problem = f"weights {[*others[0].shape]} that are not its parameters: they neither train nor are saved"
-        yield f"computes with {problem}; put layers that are in a list into nn.ModuleList"
+        yield (
+            f"computes with weights {[*others[0].shape]} that are not its parameters: they neither train nor are "
+            "saved; put layers that are in a list into nn.ModuleList"
+        )
 
 
 def leaves(result: Tensor) -> list[Tensor]:
     """The tensors that a gradient of the result reaches."""
     nodes: list[Any] = [result.grad_fn]
-    seen: set[Any] = {None}
-    tensors: list[Tensor] = []
+    seen: dict[Any, None] = {None: None}  # in the order of the walk
     while nodes:
         node = nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-        if hasattr(node, "variable"):
-            tensors.append(node.variable)
-    return tensors
+        if node not in seen:
+            seen[node] = None
+            nodes += [before for before, _ in node.next_functions]
+    return [node.variable for node in seen if hasattr(node, "variable")]

@@ -78,7 +78,7 @@ class EpochLines(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
-        self._sums: torch.Tensor | None = None  # of the figures, and of their batches, [2, 2]
+        self._sums: Any = None  # of the figures, and of their batches, [2, 2]
         self._validated = False
 
     on_train_start = on_train_epoch_start  # Lightning leaves out the epoch's start in a run resumed within an epoch

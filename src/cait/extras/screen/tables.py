@@ -57,15 +57,12 @@ class Banner(ModelSummary):
         self._first_step = self._last_step = trainer.global_step
         if not trainer.is_global_zero:
             return
-        title = f"training {self.run_dir.name}" if self.run_dir else "training"
         rows = self._rows(trainer, pl_module)
         if trainer.should_stop:  # before the first step
             del rows["length"]
-            show(rows, title)
-            return
-        show(rows, title)
+        show(rows, f"training {self.run_dir.name}" if self.run_dir else "training")
         warmup, steps, _ = pl_module.schedule_length()
-        if warmup >= steps:
+        if warmup >= steps and not trainer.should_stop:
             screen = console(highlight=False)
             screen.print(
                 f"warning: the warm-up takes {warmup:,} steps "
@@ -81,7 +78,9 @@ class Banner(ModelSummary):
         if self._gmacs:
             model += f", {self._gmacs:.3g} GMACs per image"
         order = "shuffled" if data.order.name == "published" else data.order.name
-        repeats = f", {data.settings.repeats} times each" if data.settings.repeats > 1 else ""
+        order = f"{order} by seed {data.seed}"
+        if data.settings.repeats > 1:
+            order += f", {data.settings.repeats} times each"
         decay = max(group.get("weight_decay", 0) for group in trainer.optimizers[0].param_groups)
         settings = pl_module.settings
         optimizer = f"{settings.optimizer}, weight decay {decay:g}"
@@ -98,7 +97,7 @@ class Banner(ModelSummary):
         rows = {
             "model": model,
             "data": data.summary(),
-            "order": f"{order} by seed {data.seed}{repeats}",
+            "order": order,
             "decoding": data.how_read(),
             "batch": batch,
             "optimizer": optimizer,
@@ -182,13 +181,14 @@ class RunSummary(Callback):
         self._start -= round(state_dict["seconds"])  # those of the processes before
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
+        if not isinstance(exception, KeyboardInterrupt | SystemExit) or not trainer.is_global_zero:
+            return
+        line = "interrupted before the first checkpoint"
+        if rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS):
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
-            if rundir.checkpoints(self.run_dir / rundir.CHECKPOINTS):
-                resume = self.run.program.command("resume", self.run_dir)
-                print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
-            else:
-                print("interrupted before the first checkpoint", flush=True)
+            resume = self.run.program.command("resume", self.run_dir)
+            line = f"{how} at step {trainer.global_step:,}; to continue: {resume}"
+        print(line, flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
@@ -198,12 +198,13 @@ class RunSummary(Callback):
     def _results(self, trainer: Trainer) -> list[tuple[str, str]]:
         checkpoints = self.run_dir / rundir.CHECKPOINTS
         step = trainer.global_step
-        rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
         if step == self.run.first_step > 0:
             text = f"the run had ended at step {step:,}"
             if not _twice_as_long(trainer):
                 text += "; to go on raise --trainer.max_time, or the patience of a stop"
             rows = [("nothing to do", text)]
+        else:
+            rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
                 weights, _, name = callback.metric.partition("/")
@@ -219,10 +220,12 @@ class RunSummary(Callback):
                     rows.append((what, f"{table.head[-1]} {figure}   {', '.join(words)}"))
                 if table.note:
                     rows.append(("note", table.note))
-        if (checkpoints / rundir.LAST).exists():
-            rows.append(("last", str(checkpoints / rundir.LAST)))
-        if (self.run_dir / rundir.METRICS).exists():
-            rows.append(("metrics", f"{self.run_dir / rundir.METRICS}, and TensorBoard's events"))
+        last = checkpoints / rundir.LAST
+        if last.exists():
+            rows.append(("last", str(last)))
+        metrics = self.run_dir / rundir.METRICS
+        if metrics.exists():
+            rows.append(("metrics", f"{metrics}, and TensorBoard's events"))
         return rows
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
@@ -235,8 +238,9 @@ class RunSummary(Callback):
         if options := _twice_as_long(trainer):
             rows.append(("train longer", command("resume", self.run_dir, options)))
         folder = f"--logdir {shlex.quote(str(self.run_dir.parent))}"
-        in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
-        make = "make tensorboard" if in_logs else f'make tensorboard ARGS="{folder}"'
+        make = "make tensorboard"
+        if rundir.run_argument(self.run_dir) != self.run_dir.name:  # outside logs/
+            make += f' ARGS="{folder}"'
         return [*rows, ("watch all runs", to_type(make, f"tensorboard {folder}"))]
 
 

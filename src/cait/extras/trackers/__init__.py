@@ -39,10 +39,15 @@ def add_settings(line: Any, program: Any) -> None:
 
 def callbacks(run: Run) -> list[Any]:
     """What adds the logger of the tracker that --logger names."""
-    name, logs = run.config.logger, run.trainer.logger is not False
-    if run.first_step == 0 and ((run.config.logger_args and not name) or (name and not logs)):
-        given, other = ("--logger", "--trainer.logger") if name else ("--logger_args", "--logger")
-        raise UserError(f"{given} does nothing without {other}: leave it out")
+    name = run.config.logger
+    logs = run.trainer.logger is not False
+    useless = ""
+    if name and not logs:
+        useless = "--logger does nothing without --trainer.logger"
+    elif run.config.logger_args and not name:
+        useless = "--logger_args does nothing without --logger"
+    if useless and run.first_step == 0:
+        raise UserError(f"{useless}: leave it out")
     inside = (run.folder.parent / rundir.CONFIG).is_file()  # of another run's folder, whose place it may take
     if not name or not logs or run.trainer.fast_dev_run or inside:  # these log nothing
         return []

@@ -24,15 +24,11 @@ class Maps(NamedTuple):
 @torch.no_grad()
 def attention_maps(network: Any, images: Tensor) -> Maps:
     """The attention maps of a CaiT for images [B, C, S, S], as in evaluation; not of compiled blocks."""
-    maps = Maps([], [])
+    maps: list[Tensor] = []
     with in_evaluation(network), ExitStack() as hooks:
-
-        def record(blocks: Any, into: list[Tensor]) -> None:
-            for block in blocks:
-                hook = block.attn.register_forward_pre_hook(lambda attn, inputs: into.append(attn.maps(inputs[0])))
-                hooks.enter_context(hook)
-
-        record(network.blocks, maps.self_attention)
-        record(network.blocks_token_only, maps.class_attention)
+        for block in [*network.blocks, *network.blocks_token_only]:
+            hook = block.attn.register_forward_pre_hook(lambda attn, inputs: maps.append(attn.maps(inputs[0])))
+            hooks.enter_context(hook)
         network(images)
-    return maps
+    depth = len(network.blocks)
+    return Maps(maps[:depth], maps[depth:])

@@ -1,7 +1,7 @@
 """`cait compare`: the settings and the metrics in which runs differ, and their curves; of one run the curves."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cait.cli import saved
@@ -27,11 +27,12 @@ def compare(arguments: list[str], program: Program) -> None:
     settings = [flatten(saved.run_settings(folder)) for folder in folders.values()]
     logged = {name: curves.read(folder) for name, folder in folders.items()}
     if len(folders) > 1:
-        _print("setting", [*folders], differing(settings))
-        _print("metric", [*folders], _metrics([*logged.values()]))
+        _print("setting", folders, differing(settings))
+        _print("metric", folders, _metrics([*logged.values()]))
     from cait.extras import plots
 
-    output = args.output or folders[args.runs[0]].parent / picture([folder.name for folder in folders.values()])
+    first, *others = folders.values()
+    output = args.output or first.parent / picture([folder.name for folder in (first, *others)])
     plots.write(curves.draw(logged), output)
     print(os.path.relpath(output))
 
@@ -45,7 +46,7 @@ def picture(names: Sequence[str]) -> str:
 def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
     rows = {}
-    for name in sorted({name for settings in all_settings for name in settings}.difference(NOT_SETTINGS)):
+    for name in sorted(set().union(*all_settings).difference(NOT_SETTINGS)):
         values = [as_text(settings[name]) if name in settings else "-" for settings in all_settings]
         if len(set(values)) > 1:
             rows[name] = values
@@ -64,7 +65,7 @@ def best(curve: Curve, name: str) -> str:
 def _metrics(logged: Sequence[Curves]) -> dict[str, list[str]]:
     """The steps, and the best and the last value of each metric, by run."""
     rows = {"steps": [str(1 + max(steps[-1] for steps, _ in run.values())) for run in logged]}
-    for name in sorted({name for run in logged for name in run}):
+    for name in sorted(set().union(*logged)):
         if name.startswith("val"):
             rows[f"{name}, best (step)"] = [best(run[name], name) if name in run else "-" for run in logged]
         if name.startswith(("val", "train/")):
@@ -72,7 +73,7 @@ def _metrics(logged: Sequence[Curves]) -> dict[str, list[str]]:
     return rows
 
 
-def _print(title: str, names: Sequence[str], rows: Mapping[str, list[str]]) -> None:
+def _print(title: str, names: Iterable[str], rows: Mapping[str, list[str]]) -> None:
     from rich import box
     from rich.table import Table
 

@@ -29,7 +29,9 @@ CAPTIONS = {
     f"the head takes no class token; the mean of the heads. {SCALES}",
     "Grad-CAM": f"Saliency: bright is what speaks for the most probable class, by Grad-CAM on the last maps. {SCALES}",
 }
-PANEL, FEWEST, MOST = 1.75, 4, 8
+PANEL = 1.75
+FEWEST = 4
+MOST = 8
 """Width of a panel in inches; panels in a row, one for each head between these numbers."""
 
 Call = tuple[nn.Module, torch.Size]
@@ -77,8 +79,7 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
             module.fused_attn = False
     *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()  # [1, h, tokens, tokens]
     prefix = copied.num_prefix_tokens
-    reads_class = prefix and copied.global_pool == "token"
-    rows = maps[0, :, 0] if reads_class else maps[0, :, prefix:].mean(dim=1)
+    rows = maps[0, :, 0] if prefix and copied.global_pool == "token" else maps[0, :, prefix:].mean(dim=1)
     side = math.isqrt(rows.shape[-1] - prefix)
     return [rows[..., prefix:].float().cpu().unflatten(-1, (side, side))]
 
@@ -98,24 +99,22 @@ def grad_cam(network: nn.Module, image: Tensor) -> list[Tensor]:
         for module in network.modules():
             hooks.enter_context(module.register_forward_hook(note))
         best = int(network(image[None]).argmax())
-    layer = _last_maker(called)
+    cam = LayerGradCam(network, _last_maker(called))
     with torch.enable_grad():
         pixels = image[None].clone().requires_grad_()  # the network's own weights may be frozen
-        maps = LayerGradCam(network, layer).attribute(pixels, target=best, relu_attributions=True)
+        maps = cam.attribute(pixels, target=best, relu_attributions=True)
     heat = maps[0].detach().float().cpu()
     return [heat / heat.sum().clamp_min(torch.finfo(heat.dtype).tiny)]  # shares, as attention's are
 
 
 def _last_maker(called: list[Call]) -> nn.Module:
     """The module that makes the last maps, from modules and the shapes of their outputs in the order of their calls."""
-    makers = [i for i, (_, shape) in enumerate(called) if len(shape) == 4 and shape[-1] > 1]
-    if makers:
-        last = makers[-1]
-        module, shape = called[last]
-        has_weights = [bool([*module.parameters(recurse=False)]) for module, _ in called]
-        is_late = sum(has_weights[: last + 1]) >= sum(has_weights) / 2
-        if is_late and shape[-1] == shape[-2]:
-            return module
+    weighted = [bool([*module.parameters(recurse=False)]) for module, _ in called]
+    for i, (module, shape) in reversed([*enumerate(called)]):
+        if len(shape) == 4 and shape[-1] > 1:
+            if shape[-1] == shape[-2] and sum(weighted[: i + 1]) >= sum(weighted) / 2:
+                return module
+            break
     raise NoMapsError("this network makes no maps [channels, s, s] that Grad-CAM could show")
 
 

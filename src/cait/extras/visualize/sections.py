@@ -100,9 +100,8 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
         figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.settings), words)
         stem = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
         names[stem.lower()] += 1
-        if names[stem.lower()] > 1:
-            stem += f"+{names[stem.lower()]}"
-        file = output / f"{stem}.png"
+        count = names[stem.lower()]
+        file = output / (f"{stem}+{count}.png" if count > 1 else f"{stem}.png")
         plots.write(figure, file)
         say(f"{os.path.relpath(file)}  {words}")
         html += [page.paragraph(name), page.embed(figure, name)]
@@ -158,13 +157,13 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
         images = loaded.validation()
-        names = loaded.class_names
         scored = score(loaded.judge(images.samples))
     except UserError as error:  # a run from elsewhere, whose images are not here
         say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
     if not all(math.isfinite(image.loss) for image in scored):
         return [("Mistakes", page.paragraph("The network's answers are not finite, so there are no figures."))]
+    names = loaded.class_names
     wrong = [image for image in scored if image.predicted != image.label]
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
     print(result)
@@ -192,8 +191,8 @@ def score(judged: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
         best, predicted = probabilities.max(dim=1)
         of_label = probabilities.gather(1, labels.clamp_min(0)[:, None])[:, 0]
         losses = -of_label.clamp_min(torch.finfo(torch.float32).tiny).log()
-        columns = [column.tolist() for column in (labels, predicted, best, losses)]
-        scored += [Scored(place, *cells) for place, cells in enumerate(zip(*columns, strict=True), len(scored))]
+        rows = zip(labels.tolist(), predicted.tolist(), best.tolist(), losses.tolist(), strict=True)
+        scored += [Scored(number, *row) for number, row in enumerate(rows, len(scored))]
     return sorted((image for image in scored if image.label >= 0), key=lambda image: image.loss, reverse=True)
 
 
@@ -202,9 +201,17 @@ def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figu
     side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
     colors = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
-    cells = dict(values_format=".0%", text_kw={"fontsize": 7}, im_kw=colors, colorbar=False)
-    names = dict(labels=range(len(class_names)), display_labels=class_names, xticks_rotation="vertical")
-    labels = [image.label for image in scored]
-    predicted = [image.predicted for image in scored]
-    ConfusionMatrixDisplay.from_predictions(labels, predicted, normalize="true", ax=axes, **cells, **names)
+    ConfusionMatrixDisplay.from_predictions(
+        [image.label for image in scored],
+        [image.predicted for image in scored],
+        normalize="true",
+        ax=axes,
+        values_format=".0%",
+        text_kw={"fontsize": 7},
+        im_kw=colors,
+        colorbar=False,
+        labels=range(len(class_names)),
+        display_labels=class_names,
+        xticks_rotation="vertical",
+    )
     return figure
