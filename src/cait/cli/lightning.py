@@ -88,7 +88,9 @@ class CaiTCLI(LightningCLI):
         return {self.subcommand: LightningCLI.subcommands()[self.subcommand]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the string below a field is its help
+        # The string below a field is its help. To read all of them takes half a second, so only where they are shown.
+        shown = any(word.startswith(("--help", "--print_config")) for word in self.line.words)
+        set_parsing_settings(docstring_parse_attribute_docstrings=shown)
         for group in (DataSettings, ModuleSettings):
             group.__init__.__annotations__ = get_type_hints(group)  # without rules, which would hide lists and choices
         return super().init_parser(**kwargs)
