@@ -33,7 +33,9 @@ def train(seed: int, root: str) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     count = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as root:
@@ -46,7 +48,10 @@ def main() -> None:
         "",
         "| seed | val/acc1, last epoch | val/acc1, best epoch | seconds, start-up included |",
         "|---|---|---|---|",
-        *(f"| {seed} | {last:.2f} | {best:.2f} | {seconds:.0f} |" for seed, (last, best, seconds) in runs.items()),
+        *(
+            f"| {seed} | {last:.2f} | {best:.2f} | {seconds:.0f} |"
+            for seed, (last, best, seconds) in runs.items()
+        ),
         "",
         f"Mean of the last epochs {statistics.mean(last):.2f}, lowest {min(last):.2f}.",
     ]

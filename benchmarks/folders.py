@@ -75,10 +75,14 @@ Item = tuple[str, str, Picture]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FOLDERS)}; none named means all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(FOLDERS)}; none named means all"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(FOLDERS):
-        parser.error(f"there is no folder {', '.join(sorted(unknown))}; there are {', '.join(FOLDERS)}")
+        parser.error(
+            f"there is no folder {', '.join(sorted(unknown))}; there are {', '.join(FOLDERS)}"
+        )
     packages = Packages(options.out / "cache")
     for name in options.names or FOLDERS:
         folder = options.out / name
@@ -90,7 +94,10 @@ def main() -> None:
         FOLDERS[name](packages, scratch)
         scratch.rename(folder)
         sizes = [len(list(folder.glob(f"{split}/*/*"))) for split in ("train", "val")]
-        print(f"{folder}: {sizes[0]:,} + {sizes[1]:,} images, {len(list(folder.glob('train/*')))} classes", flush=True)
+        print(
+            f"{folder}: {sizes[0]:,} + {sizes[1]:,} images, {len(list(folder.glob('train/*')))} classes",
+            flush=True,
+        )
 
 
 @dataclass
@@ -194,7 +201,11 @@ def tiles(packages: Packages, folder: Path) -> None:
     def squares() -> Iterator[tuple[str, Picture]]:
         for number, name in enumerate(PICTURES):
             picture = Image.open(data / name).convert("RGB")
-            corners = [(x, y) for x in range(0, picture.width - 71, 72) for y in range(0, picture.height - 71, 72)]
+            corners = [
+                (x, y)
+                for x in range(0, picture.width - 71, 72)
+                for y in range(0, picture.height - 71, 72)
+            ]
             for x, y in chance.sample(corners, min(len(corners), 50 if number < 2 else 49)):
                 size = chance.randint(56, 72)
                 left, top = x + chance.randint(0, 72 - size), y + chance.randint(0, 72 - size)
@@ -206,7 +217,13 @@ def tiles(packages: Packages, folder: Path) -> None:
 def stamps(packages: Packages, folder: Path) -> None:
     stamps = packages.debian("tuxpaint-stamps-default") / "usr/share/tuxpaint/stamps"
     names = "animals food household plants seasonal symbols town vehicles".split()
-    write(folder, each_alone((name, file) for name in names for file in sorted(stamps.glob(f"{name}/**/*.png"))), 0.1)
+    write(
+        folder,
+        each_alone(
+            (name, file) for name in names for file in sorted(stamps.glob(f"{name}/**/*.png"))
+        ),
+        0.1,
+    )
 
 
 def solar(packages: Packages, folder: Path) -> None:
@@ -231,12 +248,16 @@ class Face:
         if box := mask.getbbox():
             ink = mask.crop(box)
             scale = 0.7 * size / max(ink.size)
-            ink = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.LANCZOS)
+            ink = ink.resize(
+                (max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.LANCZOS
+            )
             picture.paste(0, ((size - ink.width) // 2, (size - ink.height) // 2), ink)
         return picture
 
 
-def faces(packages: Packages, groups: Iterable[Iterable[str]], letters: str, most: int) -> list[Face]:
+def faces(
+    packages: Packages, groups: Iterable[Iterable[str]], letters: str, most: int
+) -> list[Face]:
     """The faces that have all letters, at most so many of a group of packages.
 
     A face is left out if most of its letters look rather like other letters of the mean face: symbols, barcodes.
@@ -260,12 +281,18 @@ def faces(packages: Packages, groups: Iterable[Iterable[str]], letters: str, mos
                 if all(ord(letter) in known for letter in letters):
                     members[f"{name} {family}" if name in COLLECTIONS else names[0]].append(file)
         for group, files in sorted(members.items()):
-            files = files if len(files) <= most else [files[i * len(files) // most] for i in range(most)]
+            files = (
+                files
+                if len(files) <= most
+                else [files[i * len(files) // most] for i in range(most)]
+            )
             found += [Face(group, file) for file in files]
     drawn = np.zeros((len(found), len(letters), 16 * 16))
     for number, face in enumerate(found):
         with contextlib.suppress(OSError):  # of FreeType, about the face's program
-            drawn[number] = [255 - np.asarray(face.draw(letter, 16), float).ravel() for letter in letters]
+            drawn[number] = [
+                255 - np.asarray(face.draw(letter, 16), float).ravel() for letter in letters
+            ]
     drawn /= np.linalg.norm(drawn, axis=2, keepdims=True) + 1e-9
     mean = np.median(drawn, axis=0)
     right = (drawn @ mean.T).argmax(2) == np.arange(len(letters))
@@ -285,7 +312,13 @@ osifont oxygen paratype play prociono quattrocento quicksand radisnoir roadgeek 
 routed-gothic rufscript sjfonts solide-mirage sora staypuft summersby tiresias tomsontalks tuffy ubuntu-title urw-base35
 vollkorn yanone-kaffeesatz yrsa-rasa
 """.split()
-COLLECTIONS = {"fonts-aenigma", "fonts-dustin", "fonts-georgewilliams", "fonts-sjfonts", "fonts-urw-base35"}
+COLLECTIONS = {
+    "fonts-aenigma",
+    "fonts-dustin",
+    "fonts-georgewilliams",
+    "fonts-sjfonts",
+    "fonts-urw-base35",
+}
 """Packages of many families; each family of theirs is a group."""
 KANA = """
 aoyagi-kouzan-t|aoyagi-soseki|cherrybomb|dejima-mincho|dotgothic16|horai-umefont|kanjistrokeorders|kiloji|klee+lxgw-wenkai
@@ -301,20 +334,31 @@ KATAKANA = "".join(chr(ord(syllable) + 0x60) for syllable in HIRAGANA)
 
 def latin(alphabet: str) -> Callable[[Packages, Path], None]:
     def make(packages: Packages, folder: Path) -> None:
-        write_faces(folder, faces(packages, [[f"fonts-{name}"] for name in LATIN], alphabet, most=3), alphabet, 123, 31)
+        write_faces(
+            folder,
+            faces(packages, [[f"fonts-{name}"] for name in LATIN], alphabet, most=3),
+            alphabet,
+            123,
+            31,
+        )
 
     return make
 
 
 def japanese(syllables: str) -> Callable[[Packages, Path], None]:
     def make(packages: Packages, folder: Path) -> None:
-        groups = [[f"fonts-{name}" for name in group.split("+")] for group in "|".join(KANA.split()).split("|")]
+        groups = [
+            [f"fonts-{name}" for name in group.split("+")]
+            for group in "|".join(KANA.split()).split("|")
+        ]
         write_faces(folder, faces(packages, groups, syllables, most=3), syllables, 35, 9, turns=2)
 
     return make
 
 
-def write_faces(folder: Path, known: list[Face], letters: str, train: int, val: int, turns: int = 0) -> None:
+def write_faces(
+    folder: Path, known: list[Face], letters: str, train: int, val: int, turns: int = 0
+) -> None:
     """Images of each letter by so many faces; a quarter of the groups is held out.
 
     With turns, each letter is drawn so many times, turned by up to 8 degrees and shifted by up to 3 pixels.
@@ -327,13 +371,19 @@ def write_faces(folder: Path, known: list[Face], letters: str, train: int, val: 
     for split, size in (("train", train), ("val", val)):
         chosen = [face for face in known if (face.group in held) == (split == "val")][:size]
         if len(chosen) < size:
-            raise SystemExit(f"{folder.name} needs {size} faces for {split}, and these packages have {len(chosen)}")
+            raise SystemExit(
+                f"{folder.name} needs {size} faces for {split}, and these packages have {len(chosen)}"
+            )
         for letter in letters:
             (folder / split / letter).mkdir(parents=True)
             for number, face in enumerate(chosen):
                 picture = face.draw(letter)
                 for turn in range(max(1, turns)):
-                    angle, x, y = chance.uniform(-8, 8), chance.randint(-3, 3), chance.randint(-3, 3)
+                    angle, x, y = (
+                        chance.uniform(-8, 8),
+                        chance.randint(-3, 3),
+                        chance.randint(-3, 3),
+                    )
                     turned = picture.rotate(angle, Image.BICUBIC, translate=(x, y), fillcolor=255)
                     file = folder / split / letter / f"{number:03d}-{turn}.png"
                     (turned if turns else picture).save(file)
@@ -357,7 +407,9 @@ def emoji(vendor: str) -> Callable[[Packages, Path], None]:
     return make
 
 
-VARIANTS = set("1F466 1F467 1F468 1F469 1F9D1 2640 2642 FE0F 200D 27A1 1F9B0 1F9B1 1F9B2 1F9B3".split())
+VARIANTS = set(
+    "1F466 1F467 1F468 1F469 1F9D1 2640 2642 FE0F 200D 27A1 1F9B0 1F9B1 1F9B2 1F9B3".split()
+)
 """Code points of a boy, a girl, a man, a woman, a person, of genders, joins, directions and hair."""
 SURFACES = {
     "brick": ("brick", "bricks"),
@@ -384,7 +436,9 @@ def surfaces(packages: Packages, folder: Path) -> None:
     def crops() -> Iterator[Item]:
         with zipfile.ZipFile(base / "0textures.pk3") as archive:
             for name in sorted(archive.namelist()):
-                file = re.fullmatch(r"(textures/\w+)/([a-z]+)(_?\d*)([^/]*)\.(jpg|png|tga)", name.lower())
+                file = re.fullmatch(
+                    r"(textures/\w+)/([a-z]+)(_?\d*)([^/]*)\.(jpg|png|tga)", name.lower()
+                )
                 if not file or re.search(r"_(nm|gm|sm|rm)$", file[4]) or file[2] not in classes:
                     continue
                 with archive.open(name) as stream:
@@ -392,7 +446,10 @@ def surfaces(packages: Packages, folder: Path) -> None:
                 if min(picture.size) < 128:
                     continue
                 for _ in range(6):
-                    left, top = chance.randint(0, picture.width - 128), chance.randint(0, picture.height - 128)
+                    left, top = (
+                        chance.randint(0, picture.width - 128),
+                        chance.randint(0, picture.height - 128),
+                    )
                     crop = picture.crop((left, top, left + 128, top + 128))
                     yield classes[file[2]], f"{file[1]}/{file[2]}{file[3]}", crop
 
@@ -402,13 +459,21 @@ def surfaces(packages: Packages, folder: Path) -> None:
 def icons(packages: Packages, folder: Path) -> None:
     base = packages.debian("oxygen-icon-theme") / "usr/share/icons/oxygen/base/48x48"
     names = "actions apps devices mimetypes places status".split()
-    files = ((name, file) for name in names for file in sorted((base / name).glob("*.png")) if not file.is_symlink())
+    files = (
+        (name, file)
+        for name in names
+        for file in sorted((base / name).glob("*.png"))
+        if not file.is_symlink()
+    )
     write(folder, ((name, file.stem.split("-")[0], file) for name, file in files), 0.2)
 
 
 def digits(packages: Packages, folder: Path) -> None:
     known = load_digits()
-    pictures = (Image.fromarray((16 * each).clip(max=255).astype(np.uint8)).resize((48, 48)) for each in known.images)
+    pictures = (
+        Image.fromarray((16 * each).clip(max=255).astype(np.uint8)).resize((48, 48))
+        for each in known.images
+    )
     write(folder, each_alone(zip(map(str, known.target), pictures, strict=True)), 0.2)
 
 
@@ -417,10 +482,19 @@ def spectra(packages: Packages, folder: Path) -> None:
 
     def drawn() -> Iterator[tuple[str, Picture]]:
         for number in range(400):
-            line = rng.uniform(0.05, 0.4) + number % 2 / 5 + rng.uniform(0.1, 0.3) * side ** rng.uniform(0.6, 1.6)
+            line = (
+                rng.uniform(0.05, 0.4)
+                + number % 2 / 5
+                + rng.uniform(0.1, 0.3) * side ** rng.uniform(0.6, 1.6)
+            )
             lines = line * (1 + np.arange(1 + number // 2 % 2 * 2)[:, None] / 4)
-            image = rng.gamma(1, 0.25, (96, 96)) + np.exp(-(((side[:, None, None] - lines) / 0.015) ** 2)).sum(1)
-            yield str(number % 4), Image.fromarray((160 * image[::-1]).clip(max=255).astype(np.uint8))
+            image = rng.gamma(1, 0.25, (96, 96)) + np.exp(
+                -(((side[:, None, None] - lines) / 0.015) ** 2)
+            ).sum(1)
+            yield (
+                str(number % 4),
+                Image.fromarray((160 * image[::-1]).clip(max=255).astype(np.uint8)),
+            )
 
     write(folder, each_alone(drawn()), 0.4)
 

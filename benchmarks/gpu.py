@@ -24,7 +24,11 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "contrib/fused/tests/test_fused.py"
-TRAINING = ["tests/test_gpu.py"] if all(map(importlib.util.find_spec, ("lightning", "docstring_parser"))) else []
+TRAINING = (
+    ["tests/test_gpu.py"]
+    if all(map(importlib.util.find_spec, ("lightning", "docstring_parser")))
+    else []
+)
 TESTS = [FUSED, "tests/model/test_cait.py", *TRAINING]
 BACKENDS = ["fused", "recompute", "reference"]
 
@@ -38,12 +42,31 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         tiny = ["--batch", "1", "--rounds", "1"]
         return {
             "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
-            "kernels": [(300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files])],
-            "steps": [(300, [*side, "--cases", "xxs24-32", *tiny]) for side in (tax, [step, *files])],
+            "kernels": [
+                (
+                    300,
+                    [
+                        kernel,
+                        "--shapes",
+                        "2x20",
+                        *tiny,
+                        "--backends",
+                        *BACKENDS,
+                        "timm",
+                        "sdpa",
+                        *files,
+                    ],
+                )
+            ],
+            "steps": [
+                (300, [*side, "--cases", "xxs24-32", *tiny]) for side in (tax, [step, *files])
+            ],
         }
     spread = ["-n", "12"] if importlib.util.find_spec("xdist") else []
     whole = ["--rounds", "7"]
-    torture = [(60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])]  # by the command line
+    torture = [
+        (60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])
+    ]  # by the command line
     return {
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
@@ -52,13 +75,55 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         ],
         "kernels": [
             (200, [kernel, *files]),
-            (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),
+            (
+                200,
+                [
+                    kernel,
+                    "--shapes",
+                    "16x196",
+                    "6x196",
+                    "16x576",
+                    "--batch",
+                    "128",
+                    *files,
+                    "--tag",
+                    "others",
+                ],
+            ),
         ],
         "steps": [
             (150, [*tax, "--batch", "128", "--cases", "s24-224-compiled", *whole, "--tag", "224"]),
             (150, [*tax, "--batch", "32", "--cases", "s24-384-compiled", *whole, "--tag", "384"]),
-            (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *files, "--tag", "224"]),
-            (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *files, "--tag", "384"]),
+            (
+                120,
+                [
+                    step,
+                    "--batch",
+                    "128",
+                    "--cases",
+                    "s24-224",
+                    "s24-224-compiled",
+                    *whole,
+                    *files,
+                    "--tag",
+                    "224",
+                ],
+            ),
+            (
+                120,
+                [
+                    step,
+                    "--batch",
+                    "32",
+                    "--cases",
+                    "s24-384",
+                    "s24-384-compiled",
+                    *whole,
+                    *files,
+                    "--tag",
+                    "384",
+                ],
+            ),
         ],
     }
 
@@ -87,14 +152,22 @@ def run(command: list[str], seconds: float, environment: dict[str, str], log: Te
         log.write(line)
     timer.cancel()
     code = process.wait()
-    return f"out of time after {seconds:.0f} s" if late.is_set() else f"exit code {code}" if code else None
+    return (
+        f"out of time after {seconds:.0f} s"
+        if late.is_set()
+        else f"exit code {code}"
+        if code
+        else None
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = ["tests", "kernels", "steps"]
     parser.add_argument("--stage", nargs="+", default=names, choices=names)
-    parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results; the archive is put beside it"
+    )
     parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.dry:
@@ -119,7 +192,10 @@ def main() -> None:
                 if reason:
                     failed.append(f"{words} ({reason})")
                     log.write(f"== {reason}\n")
-        print(f"== {stage} done: {shutil.make_archive(str(out), 'gztar', out.parent, out.name)}", flush=True)
+        print(
+            f"== {stage} done: {shutil.make_archive(str(out), 'gztar', out.parent, out.name)}",
+            flush=True,
+        )
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
 

@@ -31,7 +31,13 @@ import torchvision
 from PIL import Image
 from report import file_name, stamp, write
 from sklearn.datasets import load_sample_images
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader, create_transform
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    ImageDataset,
+    create_loader,
+    create_transform,
+)
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
@@ -85,7 +91,9 @@ def prepare(root: Path, files: int, entries: int) -> float:
         scale = rng.uniform(0.6, 1.0) * min(whole.width / size[0], whole.height / size[1])
         width, height = scale * size[0], scale * size[1]
         left, top = rng.uniform(0, whole.width - width), rng.uniform(0, whole.height - height)
-        made = whole.resize(size, Image.Resampling.LANCZOS, box=(left, top, left + width, top + height))
+        made = whole.resize(
+            size, Image.Resampling.LANCZOS, box=(left, top, left + width, top + height)
+        )
         return made.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else made
 
     def encoded(image: Image.Image, quality: int) -> bytes:
@@ -95,9 +103,17 @@ def prepare(root: Path, files: int, entries: int) -> float:
     some = [make_image(number) for number in range(8)]
     quality = min(
         range(85, 100),
-        key=lambda quality: abs(statistics.mean(len(encoded(image, quality)) for image in some) - FILE_BYTES),
+        key=lambda quality: abs(
+            statistics.mean(len(encoded(image, quality)) for image in some) - FILE_BYTES
+        ),
     )
-    sizes, paths = [], [root / "train" / f"class{number % CLASSES}" / f"{number:06}.jpg" for number in range(entries)]
+    sizes, paths = (
+        [],
+        [
+            root / "train" / f"class{number % CLASSES}" / f"{number:06}.jpg"
+            for number in range(entries)
+        ],
+    )
     for label in range(CLASSES):
         for split in ("train", "val"):
             (root / split / f"class{label}").mkdir(parents=True)
@@ -125,7 +141,9 @@ def race(sides: dict[str, Turn], rounds: int, turns: int = 1) -> list[Row]:
                 spent[name] += sides[name](turn) / turns
         for name in names:
             times[name].append(spent[name])
-    ratios = {name: [a / b for a, b in zip(times[names[0]], times[name], strict=True)] for name in names}
+    ratios = {
+        name: [a / b for a, b in zip(times[names[0]], times[name], strict=True)] for name in names
+    }
     return [
         {
             "side": name,
@@ -138,7 +156,10 @@ def race(sides: dict[str, Turn], rounds: int, turns: int = 1) -> list[Row]:
 
 
 def one_by_one(
-    call: Callable[[Any], Any], items: Callable[[int], list[Any]], images: int = 1, seed: bool = False
+    call: Callable[[Any], Any],
+    items: Callable[[int], list[Any]],
+    images: int = 1,
+    seed: bool = False,
 ) -> Turn:
     """Call once for each key; each call gives `images`. With `seed`, timm draws the same numbers for a key as we do."""
 
@@ -187,7 +208,9 @@ OPENED = {"pil": open_rgb, "tensor": open_tensor}
 
 def ours(root: Path | str, backend: str, repeats: int = 1, **settings: Any) -> ImageNetDataModule:
     """The data module with the recipe, which is its default; no image may be bad."""
-    datamodule = ImageNetDataModule(str(root), backend=backend, repeats=repeats, max_bad_share=0.0, **settings)
+    datamodule = ImageNetDataModule(
+        str(root), backend=backend, repeats=repeats, max_bad_share=0.0, **settings
+    )
     datamodule.setup()
     return datamodule
 
@@ -196,19 +219,24 @@ def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) 
     sets = {backend: ours(root, backend).train_images for backend in backends}
     samples = sets["timm"].samples
     floats, bytes_ = (
-        create_transform(SIZE, is_training=True, use_prefetcher=prefetched, **RECIPE) for prefetched in (False, True)
+        create_transform(SIZE, is_training=True, use_prefetcher=prefetched, **RECIPE)
+        for prefetched in (False, True)
     )
     references = {over: torchvision_reference(over) for over in OPENED}
 
     def keys(turn: int) -> list[Key]:
-        return [(turn, index, 0) for index in random.Random(turn).choices(range(len(samples)), k=A_TURN)]
+        return [
+            (turn, index, 0) for index in random.Random(turn).choices(range(len(samples)), k=A_TURN)
+        ]
 
     def path(key: Key) -> str:
         return str(samples[key[1]][0])
 
     sides = {
         "timm, float32": one_by_one(lambda key: floats(open_rgb(path(key))), keys, seed=True),
-        "timm, for its prefetcher": one_by_one(lambda key: bytes_(open_rgb(path(key))), keys, seed=True),
+        "timm, for its prefetcher": one_by_one(
+            lambda key: bytes_(open_rgb(path(key))), keys, seed=True
+        ),
     }
     for over in OPENED:
         sides[f"torchvision's reference over {over}"] = one_by_one(
@@ -218,7 +246,9 @@ def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) 
         sides[f"ours, {backend}"] = one_by_one(lambda key, own=sets[backend]: own[key], keys)
     for backend in backends:
         sides[f"ours, {backend}, 3 repeats"] = one_by_one(
-            lambda key, own=sets[backend]: own.__getitems__([(*key[:2], repeat) for repeat in range(3)]),
+            lambda key, own=sets[backend]: own.__getitems__(
+                [(*key[:2], repeat) for repeat in range(3)]
+            ),
             lambda turn: keys(turn)[::3],
             images=3,
         )
@@ -240,13 +270,21 @@ def loaders(root: Path, backends: list[str], batch: int, workers: int) -> dict[s
         )
     for over, opened in OPENED.items():
         dataset = ImageFolder(str(root / "train"), torchvision_reference(over), loader=opened)
-        found[f"torchvision's reference over {over}"] = DataLoader(dataset, shuffle=True, drop_last=True, **common)
+        found[f"torchvision's reference over {over}"] = DataLoader(
+            dataset, shuffle=True, drop_last=True, **common
+        )
     settings = dict(batch_size=batch, num_workers=workers)
     for backend in backends:
-        found[f"ours, {backend}, as the workers hand on"] = loader = ours(root, backend, **settings).train_dataloader()
+        found[f"ours, {backend}, as the workers hand on"] = loader = ours(
+            root, backend, **settings
+        ).train_dataloader()
         loader.finish = None
-    found[f"ours, {backends[0]}, finished on this CPU"] = ours(root, backends[0], **settings).train_dataloader()
-    found[f"ours, {backends[0]}, 3 repeats"] = loader = ours(root, backends[0], 3, **settings).train_dataloader()
+    found[f"ours, {backends[0]}, finished on this CPU"] = ours(
+        root, backends[0], **settings
+    ).train_dataloader()
+    found[f"ours, {backends[0]}, 3 repeats"] = loader = ours(
+        root, backends[0], 3, **settings
+    ).train_dataloader()
     loader.finish = None
     return found
 
@@ -263,7 +301,9 @@ def one_pass(loader: Iterable[Any], batch: int, workers: int) -> Turn:
     return run
 
 
-def measure_loader(root: Path, backends: list[str], rounds: int, batch: int, workers: int) -> list[Row]:
+def measure_loader(
+    root: Path, backends: list[str], rounds: int, batch: int, workers: int
+) -> list[Row]:
     sides = loaders(root, backends, batch, workers)
     return race({name: one_pass(loader, batch, workers) for name, loader in sides.items()}, rounds)
 
@@ -295,7 +335,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} images in a round")
     parser.add_argument("--pass-batches", type=int, default=10, help="batches of a loader's round")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="as small as it can be, only to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="as small as it can be, only to see that it runs"
+    )
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
@@ -322,10 +364,22 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         parts += ["", heading, "", *table(rows, rate=level == "loader")]
     print(*parts, sep="\n")
     if options.out:
-        command = " ".join(["python benchmarks/input.py", *given]).replace(str(options.out), "FOLDER")
+        command = " ".join(["python benchmarks/input.py", *given]).replace(
+            str(options.out), "FOLDER"
+        )
         record = dict(versions=versions(), command=command, kilobytes_a_file=size, levels=found)
-        lines = ["# The input pipeline, ours beside its rivals", "", f"{stamp()}; {versions()}", "", f"`{command}`", ""]
-        lines += [f"{made}. The ratio is the median of the rounds', above 1 where a side is faster.", ""]
+        lines = [
+            "# The input pipeline, ours beside its rivals",
+            "",
+            f"{stamp()}; {versions()}",
+            "",
+            f"`{command}`",
+            "",
+        ]
+        lines += [
+            f"{made}. The ratio is the median of the rounds', above 1 where a side is faster.",
+            "",
+        ]
         write(options.out, file_name("input"), record, [*lines, *NOTES, *parts])
     return found
 

@@ -62,7 +62,9 @@ def compiled(name: str, heads: int, N: int) -> dict[str, Any]:
         cubin.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(number) for number in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    registers, stack = (
+        int(number) for number in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    )
     return dict(registers=registers, stack=stack, shared=made.metadata.shared)
 
 
@@ -87,17 +89,26 @@ class Layer:
         place = dict(device=DEVICE, dtype=dtype)
         self.qkv = torch.randn(batch, self.tokens, 3, self.heads, K, **place).requires_grad_()
         self.d_out = torch.randn(batch, self.tokens, self.heads * K, **place)
-        self.proj_l, self.proj_w = (nn.Linear(self.heads, self.heads, device=DEVICE) for _ in range(2))
+        self.proj_l, self.proj_w = (
+            nn.Linear(self.heads, self.heads, device=DEVICE) for _ in range(2)
+        )
         self.timm = timm.models.cait.TalkingHeadAttn(self.heads * K, self.heads).to(DEVICE)
-        self.timm.qkv, self.timm.proj = Held(self.qkv), nn.Identity()  # the attention alone, as ours
+        self.timm.qkv, self.timm.proj = (
+            Held(self.qkv),
+            nn.Identity(),
+        )  # the attention alone, as ours
         self.compiled = torch.compile(self.timm, dynamic=False)
 
     def attend(self, backend: str) -> Tensor:
         with torch.autocast(DEVICE, self.dtype, enabled=self.dtype != torch.float32):
             if backend == "sdpa":
-                return merge_heads(F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0)))
+                return merge_heads(
+                    F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0))
+                )
             if backend.startswith("timm"):
-                return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
+                return (self.compiled if "compiled" in backend else self.timm)(
+                    self.d_out
+                )  # for its shape
             mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
             return backend_named(backend)(self.qkv, *mixers, K**-0.5)
 
@@ -105,11 +116,16 @@ class Layer:
         """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""
         with torch.no_grad():
             forward = median_ms(lambda: self.attend(backend), rounds)
-        leaves = [self.qkv, *(self.proj_l.weight, self.proj_w.weight) * (backend in ("fused", "recompute"))]
+        leaves = [
+            self.qkv,
+            *(self.proj_l.weight, self.proj_w.weight) * (backend in ("fused", "recompute")),
+        ]
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
         out = self.attend(backend)
-        backward = median_ms(lambda: torch.autograd.grad(out, leaves, self.d_out, retain_graph=True), rounds)
+        backward = median_ms(
+            lambda: torch.autograd.grad(out, leaves, self.d_out, retain_graph=True), rounds
+        )
         peak = torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else float("nan")
         return dict(forward_ms=forward, backward_ms=backward, peak_mib=peak)
 
@@ -157,7 +173,13 @@ def main() -> None:
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    rows, lines = [], ["| heads × tokens | backend | forward, ms | backward, ms | peak, MiB |", "|---|---|---|---|---|"]
+    rows, lines = (
+        [],
+        [
+            "| heads × tokens | backend | forward, ms | backward, ms | peak, MiB |",
+            "|---|---|---|---|---|",
+        ],
+    )
     parts = ["", "| heads × tokens | part | ms |", "|---|---|---|"]
     ceiling = ceilings(options.rounds)
     print(*ceiling, sep="\n", flush=True)
@@ -171,7 +193,9 @@ def main() -> None:
                 print(f"{name} {backend}: out of memory", flush=True)
                 continue
             rows.append(dict(shape=shape, backend=backend, **found))
-            figures = f"{found['forward_ms']:.3f} | {found['backward_ms']:.3f} | {found['peak_mib']:.0f}"
+            figures = (
+                f"{found['forward_ms']:.3f} | {found['backward_ms']:.3f} | {found['peak_mib']:.0f}"
+            )
             lines.append(f"| {name} | {backend} | {figures} |")
             print(lines[-1], flush=True)
         for part, ms in layer.kernel_times(options.rounds).items():
@@ -180,8 +204,16 @@ def main() -> None:
             print(parts[-1], flush=True)
     if options.out:
         title = ["# Attention with talking heads, one layer", "", stamp(), "", *ceiling, ""]
-        title += [f"`python benchmarks/kernel.py --batch {options.batch}`, {options.dtype}, medians.", ""]
-        content = {"batch": options.batch, "dtype": options.dtype, "ceilings": ceiling, "rows": rows}
+        title += [
+            f"`python benchmarks/kernel.py --batch {options.batch}`, {options.dtype}, medians.",
+            "",
+        ]
+        content = {
+            "batch": options.batch,
+            "dtype": options.dtype,
+            "ceilings": ceiling,
+            "rows": rows,
+        }
         write(options.out, file_name("kernel", options.tag), content, [*title, *lines, *parts])
 
 

@@ -83,7 +83,11 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def decays(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    decay = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    decay = {
+        parameter: group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     return {name: decay[parameter] for name, parameter in model.named_parameters()}
 
 
@@ -101,13 +105,17 @@ class Record(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.rate = trainer.optimizers[0].param_groups[0]["lr"]
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         images, targets = batch
         judged = 0.0
         if pl_module.teacher is not None:
             teacher = pl_module.teacher(images)
             settings = pl_module.settings
-            judged = distillation_loss(self.logits, teacher, settings.distillation, settings.distillation_tau).item()
+            judged = distillation_loss(
+                self.logits, teacher, settings.distillation, settings.distillation_tau
+            ).item()
         smoothing = pl_module.loss.label_smoothing
         targets = (1 - smoothing) * targets + smoothing / CLASSES  # what the loss makes of them
         groups = decays(pl_module.model, trainer.optimizers[0])
@@ -121,7 +129,14 @@ def ours(
 ) -> tuple[list[Step], dict[str, Tensor]]:
     """(the steps, the weights before them) of a run of EPOCHS epochs of `batches` steps, some settings changed."""
     recipe = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())
-    small = dict(root=str(folder / "digits"), img_size=SIZE, batch_size=BATCH, num_workers=0, seed=SEED, backend="timm")
+    small = dict(
+        root=str(folder / "digits"),
+        img_size=SIZE,
+        batch_size=BATCH,
+        num_workers=0,
+        seed=SEED,
+        backend="timm",
+    )
     datamodule = ImageNetDataModule(**recipe["data"] | small | data)
     small = dict(img_size=SIZE, num_classes=CLASSES, drop_path_rate=0.0, fields=NETWORK)
     teacher = dict(distillation=kind, teacher=TEACHER, teacher_path=str(folder / "teacher.pth"))
@@ -183,9 +198,13 @@ def timms_batches(folder: Path, batches: int) -> Iterator[tuple[Tensor, Tensor]]
             yield mixup(torch.stack(images), torch.tensor(labels))
 
 
-def timms(folder: Path, kind: Distillation, batches: int, start: dict[str, Tensor]) -> Iterator[Step]:
+def timms(
+    folder: Path, kind: Distillation, batches: int, start: dict[str, Tensor]
+) -> Iterator[Step]:
     """The same steps by timm's parts, from the weights `start`."""
-    model = timm.create_model("cait_xxs24_224", img_size=SIZE, num_classes=CLASSES, **NETWORK).train()
+    model = timm.create_model(
+        "cait_xxs24_224", img_size=SIZE, num_classes=CLASSES, **NETWORK
+    ).train()
     model.load_state_dict(start)
     groups = param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
     optimizer = torch.optim.AdamW(groups, lr=5e-4 * BATCH / 512, eps=1e-8, fused=True)
@@ -203,7 +222,9 @@ def timms(folder: Path, kind: Distillation, batches: int, start: dict[str, Tenso
     criterion = SoftTargetCrossEntropy()
     task = None
     if kind != "none":
-        teacher = DistillationTeacher(TEACHER, num_classes=CLASSES, pretrained_path=str(folder / "teacher.pth"))
+        teacher = DistillationTeacher(
+            TEACHER, num_classes=CLASSES, pretrained_path=str(folder / "teacher.pth")
+        )
         task = TokenDistillationTask(
             TokenHead(model, CLASSES, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
             teacher,
@@ -257,24 +278,45 @@ def differences(one: Step, other: Step) -> list[float]:
         abs(one.rate / other.rate - 1),
         sum(one.decays.get(name) != decay for name, decay in other.decays.items()),
         *(
-            (torch.as_tensor(getattr(one, name)) - torch.as_tensor(getattr(other, name))).abs().max().item()
-            for name in ("images", "targets", "base_loss", "distillation_loss", "loss", "weights", "average")
+            (torch.as_tensor(getattr(one, name)) - torch.as_tensor(getattr(other, name)))
+            .abs()
+            .max()
+            .item()
+            for name in (
+                "images",
+                "targets",
+                "base_loss",
+                "distillation_loss",
+                "loss",
+                "weights",
+                "average",
+            )
         ),
     ]
 
 
 def compare(
-    folder: Path, kind: Distillation, batches: int, model: Settings | None = None, data: Settings | None = None
+    folder: Path,
+    kind: Distillation,
+    batches: int,
+    model: Settings | None = None,
+    data: Settings | None = None,
 ) -> tuple[dict[str, float], int, float]:
     """(largest difference of each quantity in ALLOWED, number of steps, how far a weight moved at most)."""
     steps, start = ours(folder, kind, batches, model or {}, data or {})
     pairs = zip(steps, timms(folder, kind, batches, start), strict=True)
     worst = [max(column) for column in zip(*(differences(*pair) for pair in pairs), strict=True)]
     before = torch.cat([value.flatten() for value in start.values()])
-    return dict(zip(ALLOWED, worst, strict=True)), len(steps), (steps[-1].weights - before).abs().max().item()
+    return (
+        dict(zip(ALLOWED, worst, strict=True)),
+        len(steps),
+        (steps[-1].weights - before).abs().max().item(),
+    )
 
 
-def schedule_gap(epochs: int = 400, warmup: int = 5, batches: int = 50, peak: float = 1e-3) -> float:
+def schedule_gap(
+    epochs: int = 400, warmup: int = 5, batches: int = 50, peak: float = 1e-3
+) -> float:
     """Largest difference between our rate and timm's scheduler as DeiT calls it, as a share of the peak.
 
     DeiT sets the rate once an epoch and counts the cosine from the first epoch of the warm-up on.
@@ -283,7 +325,9 @@ def schedule_gap(epochs: int = 400, warmup: int = 5, batches: int = 50, peak: fl
     optimizers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=peak) for _ in range(2)]
     length = Length(warmup * batches, epochs * batches)
     ours = WarmupSchedule(optimizers[0], ScheduleSettings(), lambda: length)
-    theirs = CosineLRScheduler(optimizers[1], t_initial=epochs, lr_min=1e-5, warmup_t=warmup, warmup_lr_init=1e-6)
+    theirs = CosineLRScheduler(
+        optimizers[1], t_initial=epochs, lr_min=1e-5, warmup_t=warmup, warmup_lr_init=1e-6
+    )
     gap = 0.0
     for epoch in range(epochs):
         theirs.step(epoch)
@@ -299,7 +343,9 @@ def schedule_gap(epochs: int = 400, warmup: int = 5, batches: int = 50, peak: fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, default=20, help=f"steps in each of the {EPOCHS} epochs")
+    parser.add_argument(
+        "--batches", type=int, default=20, help=f"steps in each of the {EPOCHS} epochs"
+    )
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -329,7 +375,9 @@ def main() -> None:
         shown = [f"{figure:.1e}" if figure else "0" for figure in figures]
         if name == "distillation loss":
             shown[0] = ""
-        lines.append(f"| {name} | {' | '.join(shown)} | {allowed:g} | {'ok' if fine else 'NOT ok'} |")
+        lines.append(
+            f"| {name} | {' | '.join(shown)} | {allowed:g} | {'ok' if fine else 'NOT ok'} |"
+        )
     lines += [
         "",
         "Handed to timm's `CosineLRScheduler`, by updates and with `warmup_prefix`, our warm-up of W steps is a",

@@ -30,7 +30,9 @@ def device() -> str:
 
 def commit() -> str:
     try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True
+        )
     except OSError:  # there is no git
         return "unknown"
     return done.stdout.strip() or "unknown"
@@ -44,7 +46,9 @@ def stamp() -> str:
 def file_name(what: str, tag: str | None = None) -> str:
     """Of a measurement's files, without an ending: what was measured, on what device, and when."""
     words = "".join(letter if letter.isalnum() else "-" for letter in device().lower())
-    return "-".join(word for word in (what, words, tag, str(datetime.date.today())) if word).replace("--", "-")
+    return "-".join(
+        word for word in (what, words, tag, str(datetime.date.today())) if word
+    ).replace("--", "-")
 
 
 def show(lines: Sequence[str], out: Path | None) -> None:

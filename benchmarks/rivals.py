@@ -73,7 +73,11 @@ def table(
     for learner in (name for name in learners if any(row["learner"] == name for row in done)):
         cells, means = [], []
         for folder in folders:
-            rows = [row for row in done if (row["folder"], row["learner"]) == (folder, learner) and row["acc1"]]
+            rows = [
+                row
+                for row in done
+                if (row["folder"], row["learner"]) == (folder, learner) and row["acc1"]
+            ]
             scores = [float(row["acc1"]) for row in rows]
             means += [statistics.mean(scores)] if scores else []
             cells.append(f"{spread(scores, '**')} ({aside(rows)})" if scores else "")

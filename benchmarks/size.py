@@ -104,7 +104,11 @@ def measure(path: Path) -> Measured:
     tree = ast.parse(text)
     docstring_lines = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             docstring_lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     code_lines = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -167,7 +171,9 @@ def modules_of_fit() -> list[str]:
         f"print(*sorted(name for name in sys.modules if name.split('.')[0] == {SOURCE.name!r}))"
     )
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True
+        )
     if done.returncode:
         raise SystemExit(done.stderr)
     return done.stdout.splitlines()[-1].split()
@@ -239,7 +245,9 @@ def measured() -> dict[str, float]:
     numbers["nodes a line in the densest function of the core"] = round(densest(core)[0].density, 2)
     numbers["names in the core that say nothing"] = core.vague_names
     loaded = modules_of_fit()
-    numbers["kinds of what an extra adds"] = len(importlib.import_module(f"{SOURCE.name}.plugins").KINDS)
+    numbers["kinds of what an extra adds"] = len(
+        importlib.import_module(f"{SOURCE.name}.plugins").KINDS
+    )
     numbers["modules that `fit` of one step loads"] = len(loaded)
     numbers["of them in the core"] = sum(".extras" not in name for name in loaded)
     for name, files in walks().items():
@@ -267,7 +275,9 @@ class Extra(NamedTuple):
 
 def extras() -> Iterator[Extra]:
     """The extras that are here and the folders of contrib, by name."""
-    groups = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    groups = tomllib.loads((REPO / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for start in (*sorted(EXTRAS.glob("*/__init__.py")), *sorted(CONTRIB.glob("*/__init__.py"))):
         files = sources(start.parent)
         text = "\n".join(path.read_text() for path in files)
@@ -276,10 +286,18 @@ def extras() -> Iterator[Extra]:
         for group, requirements in groups.items():
             packages = [re.split(r"[<>=\[;~! ]", requirement)[0] for requirement in requirements]
             imported = [package.replace("-skinny", "").replace("-", "_") for package in packages]
-            if group != "dev" and any(re.search(rf"\b(import|from) {name}\b|\"{name}\"", text) for name in imported):
+            if group != "dev" and any(
+                re.search(rf"\b(import|from) {name}\b|\"{name}\"", text) for name in imported
+            ):
                 needed.append(f"`{group}`: {', '.join(packages)}")
-        brings = (ast.get_docstring(ast.parse(start.read_text())) or "").split("\n\n")[0].replace("\n", " ")
-        yield Extra(start.parent.name, start.parent, brings, lines(files), lines(tests), "; ".join(needed))
+        brings = (
+            (ast.get_docstring(ast.parse(start.read_text())) or "")
+            .split("\n\n")[0]
+            .replace("\n", " ")
+        )
+        yield Extra(
+            start.parent.name, start.parent, brings, lines(files), lines(tests), "; ".join(needed)
+        )
 
 
 def table() -> str:
@@ -300,8 +318,12 @@ def write() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--extras", action="store_true", help="print the table of the extras")
-    parser.add_argument("--write", action="store_true", help=f"put it into {PAGE.relative_to(REPO)}")
-    parser.add_argument("--worst", type=int, metavar="N", help="print the N densest functions of the core")
+    parser.add_argument(
+        "--write", action="store_true", help=f"put it into {PAGE.relative_to(REPO)}"
+    )
+    parser.add_argument(
+        "--worst", type=int, metavar="N", help="print the N densest functions of the core"
+    )
     options = parser.parse_args()
     if options.write:
         write()
@@ -310,7 +332,9 @@ def main() -> None:
     elif options.worst:
         core = together(path for files in rooms().values() for path in files)
         for function in densest(core)[: options.worst]:
-            print(f"{function.density:5.1f} nodes a line, {function.lines:3} lines  {function.name}")
+            print(
+                f"{function.density:5.1f} nodes a line, {function.lines:3} lines  {function.name}"
+            )
     else:
         print(f"{'':50} {'now':>8} {'limit':>8} {'goal':>8}")
         for name, value in measured().items():

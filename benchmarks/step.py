@@ -90,7 +90,9 @@ class Case:
 def optimizer_of(model: nn.Module, which: str) -> torch.optim.Optimizer:
     if which == "ours":
         return torch.optim.AdamW(param_groups(model, 0.05), lr=1e-4, fused=True)
-    return torch.optim.AdamW(param_groups_weight_decay(model, 0.05, no_weight_decay_list=()), lr=1e-4)
+    return torch.optim.AdamW(
+        param_groups_weight_decay(model, 0.05, no_weight_decay_list=()), lr=1e-4
+    )
 
 
 def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
@@ -152,9 +154,15 @@ def peak_memory(case: Case, which: str, batch: int, out: Any) -> None:
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # lowers the high-water mark to what there is now
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # lowers the high-water mark to what there is now
     step()
-    out.put(torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else resident("VmHWM") - before)
+    out.put(
+        torch.cuda.max_memory_allocated() / 2**20
+        if DEVICE == "cuda"
+        else resident("VmHWM") - before
+    )
 
 
 def in_a_process(*arguments: Any) -> float:
@@ -177,12 +185,20 @@ def flops(model: str, img_size: int) -> float:
 
 def measure(case: Case, against: str, batch: int, rounds: int) -> dict[str, Any]:
     sides = {which: stepper(case, which, batch) for which in (against, "ours")}
-    found: dict[str, Any] = {"case": case.name, "backend": case.backend, "batch": batch, "against": against}
+    found: dict[str, Any] = {
+        "case": case.name,
+        "backend": case.backend,
+        "batch": batch,
+        "against": against,
+    }
     forward_flops = flops(case.model, case.img_size)
     for what in ("forward", "step"):
         calls = {"theirs": sides[against][what], "ours": sides["ours"][what]}
         theirs, ours = in_turns(calls, rounds, milliseconds, warm=3).values()
-        found |= {f"{what}_theirs_ms": statistics.median(theirs), f"{what}_ours_ms": statistics.median(ours)}
+        found |= {
+            f"{what}_theirs_ms": statistics.median(theirs),
+            f"{what}_ours_ms": statistics.median(ours),
+        }
         found[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
         if against == "vit":
             found["flop_ratio"] = forward_flops / flops(VIT, case.img_size)
@@ -191,7 +207,9 @@ def measure(case: Case, against: str, batch: int, rounds: int) -> dict[str, Any]
     peak = next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name()), None)
     if peak and case.dtype == torch.bfloat16:
         # a backward pass has twice the work of a forward pass; what is recomputed does not count
-        found["mfu_ours"] = 3 * batch * forward_flops / (found["step_ours_ms"] / 1e3) / (peak * 1e12)
+        found["mfu_ours"] = (
+            3 * batch * forward_flops / (found["step_ours_ms"] / 1e3) / (peak * 1e12)
+        )
     memory = [in_a_process(case, which, batch) for which in (against, "ours")]
     found["memory_theirs_mib"], found["memory_ours_mib"] = memory
     found["memory_ratio"] = memory[1] / memory[0]
@@ -223,7 +241,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
-    parser.add_argument("--against", default="timm", choices=["timm", "vit"], help="timm's CaiT or ViT-S/16")
+    parser.add_argument(
+        "--against", default="timm", choices=["timm", "vit"], help="timm's CaiT or ViT-S/16"
+    )
     parser.add_argument("--backend", nargs="+", default=["recompute"], help="of our attention")
     options = parser.parse_args()
     rows = []
@@ -232,7 +252,9 @@ def main() -> None:
         print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
         rival = "a ViT" if options.against == "vit" else "CaiT"
-        command = f"`python benchmarks/step.py --against {options.against}`, timm {timm.__version__}"
+        command = (
+            f"`python benchmarks/step.py --against {options.against}`, timm {timm.__version__}"
+        )
         title = [f"# A training step, ours beside {rival} of timm's", "", stamp(), "", command, ""]
         name = file_name("tax" if options.against == "vit" else "step", options.tag)
         write(options.out, name, {"rows": rows}, [*title, *table(rows)])

@@ -83,7 +83,9 @@ class Job:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cait", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": f"{REPO / 'src'}:{REPO / 'benchmarks'}"} | ({STOP: stop} if stop else {}),
+            env=os.environ
+            | {"PYTHONPATH": f"{REPO / 'src'}:{REPO / 'benchmarks'}"}
+            | ({STOP: stop} if stop else {}),
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -116,7 +118,9 @@ def steps_done(run: Path) -> int:
     return torch.load(path, weights_only=True)["global_step"] if path.exists() else 0
 
 
-def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, processes: int) -> str | None:
+def kill_somewhere(
+    job: Job, run: Path, draw: random.Random, length: float, processes: int
+) -> str | None:
     """Kill the job at a moment of its life; None where it ended before."""
     group = processes > 1 or draw.random() < 0.5
     saving = draw.random() < 0.25
@@ -129,7 +133,9 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
             job.kill(group)
             where = "while saving" if any(checkpoints.glob(".last.ckpt.*")) else "anywhere"
             seconds = time.monotonic() - job.begun
-            return f"{seconds:.1f} s after its start, {where}, {'group' if group else 'main process'}"
+            return (
+                f"{seconds:.1f} s after its start, {where}, {'group' if group else 'main process'}"
+            )
         time.sleep(0.0005 if saving else 0.01)
     job.wait()
     return None
@@ -137,16 +143,26 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
 
 def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
     """All that a run has come to, or all that does not depend on how often it was validated."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # tests import this file
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )  # tests import this file
 
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
     scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
     if not validations:
-        scalars = {tag: points for tag, points in scalars.items() if tag.startswith(("train/", "lr"))}
-    rows = [row for row in csv.DictReader((run / "metrics.csv").open()) if validations or row["train/loss"]]
-    best = {"best weights": torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]}
+        scalars = {
+            tag: points for tag, points in scalars.items() if tag.startswith(("train/", "lr"))
+        }
+    rows = [
+        row
+        for row in csv.DictReader((run / "metrics.csv").open())
+        if validations or row["train/loss"]
+    ]
+    best = {
+        "best weights": torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    }
     return {
         "weights": checkpoint["state_dict"],
         "moving average": checkpoint["callbacks"]["EMA"],
@@ -166,11 +182,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to add the result to")
     options, settings = parser.parse_known_args()
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every restart that it sees
+    logging.getLogger("tensorboard").setLevel(
+        logging.ERROR
+    )  # it warns of every restart that it sees
     draw = random.Random(options.seed)
-    recipe = [*RECIPE, f"--trainer.accelerator={options.accelerator}", f"--trainer.devices={options.processes}"]
+    recipe = [
+        *RECIPE,
+        f"--trainer.accelerator={options.accelerator}",
+        f"--trainer.devices={options.processes}",
+    ]
     if options.processes > 1:
-        recipe += ["--trainer.strategy=ddp", f"--data.batch_size={8 * options.processes}", "--data.num_workers=0"]
+        recipe += [
+            "--trainer.strategy=ddp",
+            f"--data.batch_size={8 * options.processes}",
+            "--data.num_workers=0",
+        ]
         recipe += ["--model.fields.depth=2", "--model.fields.embed_dim=32"]
         recipe += ["--trainer.limit_train_batches=24", "--trainer.limit_val_batches=8"]
     if options.accelerator == "gpu":
@@ -210,11 +236,18 @@ def main() -> None:
         got = outcome(run, validations=not stopped)
         alone = outcome(folder / "logs/alone", validations=not stopped)
         wrong = [part for part, value in alone.items() if not same(value, got[part])]
-        print(f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}", flush=True)
+        print(
+            f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}",
+            flush=True,
+        )
         differing += wrong
     how = f"{options.processes} process(es), {options.accelerator}, seed {options.seed}"
     more = f", {' '.join(settings)}" if settings else ""
-    ended = f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits"
+    ended = (
+        f"DIFFERENT in {', '.join(sorted(set(differing)))}"
+        if differing
+        else "every run ended with the same bits"
+    )
     verdict = f"{kills} kills and {stops} stops in {runs} runs of {how}{more}: {ended}"
     print(verdict)
     if options.out:

@@ -88,7 +88,10 @@ def inference(side: Side, batch: int) -> Calls:
 
 def exported(side: Side, batch: int) -> Calls:
     session = onnx_session(side.build())
-    return {"1 image, ONNX": onnx_runner(session, 1), f"{batch} images, ONNX": onnx_runner(session, batch)}
+    return {
+        "1 image, ONNX": onnx_runner(session, 1),
+        f"{batch} images, ONNX": onnx_runner(session, batch),
+    }
 
 
 def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
@@ -112,19 +115,31 @@ def millions(model: nn.Module) -> float:
 def table(rows: dict[str, dict[str, str]]) -> list[str]:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     lines = [f"| model | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    return lines + [f"| {name} | {' | '.join(row.get(key, '') for key in columns)} |" for name, row in rows.items()]
+    return lines + [
+        f"| {name} | {' | '.join(row.get(key, '') for key in columns)} |"
+        for name, row in rows.items()
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sides", nargs="+", default=[*NETWORKS], choices=[*NETWORKS], help=f"{BASE} among them")
+    parser.add_argument(
+        "--sides", nargs="+", default=[*NETWORKS], choices=[*NETWORKS], help=f"{BASE} among them"
+    )
     parser.add_argument("--batch", type=int, default=4, help="images of a training step")
-    parser.add_argument("--rounds", type=int, default=3, help="of all but a single image, which has five times as many")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="of all but a single image, which has five times as many",
+    )
     parser.add_argument("--out", type=Path, help="Markdown file")
     given = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {name: Side(name) for name in NETWORKS if name in {BASE, *given.sides}}
-    rows = {name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()}
+    rows = {
+        name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()
+    }
     for prepare, batch in (training, given.batch), (inference, 32), (exported, 32):
         calls = {name: prepare(side, batch) for name, side in chosen.items()}
         for name, cells in race(calls, given.rounds).items():

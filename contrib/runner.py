@@ -42,7 +42,12 @@ def train_run(
         arguments = ["resume", str(folder)]
     else:
         refuse_chosen(settings)
-        arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
+        arguments = [
+            "fit",
+            *settings,
+            f"--trainer.default_root_dir={folder.parent}",
+            f"--run_name={folder.name}",
+        ]
     script = Path(program.script or sys.argv[0])
     # Started as this process was, it looks for modules where this one did: `-m` would put the current folder first.
     is_script = program.script or (script.name == "cait" and script.is_file())
@@ -69,13 +74,19 @@ def train_run(
 def refuse_chosen(settings: Sequence[str], *more: str) -> None:
     """Raise UserError if arguments of `cait fit` set what is chosen for each run apart: its place, and `more`."""
     if taken := typed(settings) & {"run_name", "trainer.default_root_dir", *more}:
-        raise UserError(f"--{' and --'.join(sorted(taken))} cannot be given: each run has its own; leave it out")
+        raise UserError(
+            f"--{' and --'.join(sorted(taken))} cannot be given: each run has its own; leave it out"
+        )
 
 
 @contextlib.contextmanager
 def interruptible(what: str) -> Iterator[None]:
     """Take SIGTERM and a closed terminal's SIGHUP as Ctrl-C, and say that the runs, called `what`, have saved."""
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield

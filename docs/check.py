@@ -36,7 +36,9 @@ from pages import REPO, blocks, pages, working_tree
 FEW_STEPS = "--trainer.limit_train_batches 10 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
 NOTEBOOKS = [path.relative_to(REPO) for path in sorted((REPO / "docs").glob("*.ipynb"))]
-PAGES_AS_NOTEBOOKS = [path.with_suffix(".md") for path in NOTEBOOKS if (REPO / path).with_suffix(".md").exists()]
+PAGES_AS_NOTEBOOKS = [
+    path.with_suffix(".md") for path in NOTEBOOKS if (REPO / path).with_suffix(".md").exists()
+]
 LIMIT = 900
 """Seconds for one command."""
 
@@ -61,12 +63,16 @@ def parse(command: str) -> str:
     """
     how = "not parsed"
     if command.startswith("make "):
-        done = subprocess.run(["bash", "-c", f"make -n {command[5:]}"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-c", f"make -n {command[5:]}"], capture_output=True, text=True
+        )
         if done.returncode:
             raise ValueError(done.stderr)
         command, how = done.stdout, "target exists"
     found = re.search(r"\bcait ((?:fit|eval --config) [^;|&\n]*)", command)
-    if not found or "--config" not in found[1]:  # without a file the recipe looks at the folder, which is not here
+    if (
+        not found or "--config" not in found[1]
+    ):  # without a file the recipe looks at the folder, which is not here
         return how
     from cait.cli import main
 
@@ -83,7 +89,11 @@ def parse(command: str) -> str:
 def run(command: str) -> str:
     """Run a command and return what it prints. Raises ValueError with that if it fails."""
     done = subprocess.run(
-        ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        ["bash", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
     )
     if done.returncode:
         raise ValueError(f"exit code {done.returncode}\n{done.stdout}")
@@ -102,9 +112,13 @@ def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
     for line in sample.splitlines():
         parts = [re.escape(part) for part in line.split("...")]
         parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
-        alike = re.finditer("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
+        alike = re.finditer(
+            "^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE
+        )
         # Of the lines that differ in numbers alone the nearest one, each once.
-        left = [found for found in alike if found.start() not in used] if line.strip() != "..." else []
+        left = (
+            [found for found in alike if found.start() not in used] if line.strip() != "..." else []
+        )
         found = max(left, key=lambda found: nearness(line, found[0]), default=None)
         if found:
             used.add(found.start())
@@ -123,7 +137,9 @@ def execute(path: Path) -> None:
 
     notebook, place = nbformat.read(path, as_version=4), {"metadata": {"path": path.parent}}
     try:
-        NotebookClient(notebook, timeout=LIMIT, record_timing=False, coalesce_streams=True, resources=place).execute()
+        NotebookClient(
+            notebook, timeout=LIMIT, record_timing=False, coalesce_streams=True, resources=place
+        ).execute()
     except CellExecutionError as error:
         raise ValueError(error) from error
     nbformat.write(notebook, path)
@@ -134,8 +150,12 @@ def as_notebook(page: Path) -> Path:
     from nbformat import v4
 
     notebook = v4.new_notebook()
-    for i, text in enumerate(re.split(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)):
-        cell = v4.new_code_cell(text.strip("\n")) if i % 2 else v4.new_markdown_cell(text.strip("\n"))
+    for i, text in enumerate(
+        re.split(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ):
+        cell = (
+            v4.new_code_cell(text.strip("\n")) if i % 2 else v4.new_markdown_cell(text.strip("\n"))
+        )
         cell["id"] = f"cell-{i}"
         notebook.cells.append(cell)
     path = page.with_suffix(".ipynb")
@@ -154,7 +174,9 @@ def copy_to(scratch: Path) -> None:
         if entry.name not in marks:
             (scratch / ".venv" / entry.name).symlink_to(entry)
     for mark in marks:
-        (scratch / ".venv" / mark).touch()  # its own, newer than pyproject.toml: make must not install from here
+        (
+            scratch / ".venv" / mark
+        ).touch()  # its own, newer than pyproject.toml: make must not install from here
 
 
 def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
@@ -189,7 +211,9 @@ def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
                     kind, how = "run", "ok"
             except (ValueError, subprocess.TimeoutExpired) as error:
                 kind, how = "failed", f"failed: {error}"
-            print(f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True)
+            print(
+                f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True
+            )
             counts[kind] += 1
     return counts
 
@@ -211,8 +235,12 @@ def run_notebooks(write: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--notebooks", action="store_true", help="run only the notebooks, and write their outputs")
-    parser.add_argument("--write", nargs="*", type=Path, metavar="PAGE", help="write the numbers of the samples")
+    parser.add_argument(
+        "--notebooks", action="store_true", help="run only the notebooks, and write their outputs"
+    )
+    parser.add_argument(
+        "--write", nargs="*", type=Path, metavar="PAGE", help="write the numbers of the samples"
+    )
     given = parser.parse_args()
     write, named = given.write is not None, [page.resolve() for page in given.write or ()]
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +248,9 @@ def main() -> None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(Path(folder, "src"))
         os.environ.pop("MAKELEVEL", None)  # messages name commands of `cait` to those who typed one
-        os.environ["PATH"] = f"{Path(folder, '.venv/bin')}{os.pathsep}{os.environ['PATH']}"  # `cait`, as if activated
+        os.environ["PATH"] = (
+            f"{Path(folder, '.venv/bin')}{os.pathsep}{os.environ['PATH']}"  # `cait`, as if activated
+        )
         sys.path.insert(0, os.environ["PYTHONPATH"])
         start, counts = time.monotonic(), {"failed": 0}
         if not given.notebooks:

@@ -23,13 +23,24 @@ class Block(NamedTuple):
     @property
     def commands(self) -> list[str]:
         lines = re.sub(r"\s*\\\n\s*", " ", self.text).splitlines()
-        return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
+        return [
+            re.sub(r"\s+#.*", "", line).strip()
+            for line in lines
+            if line.strip() and not line.startswith("#")
+        ]
 
 
 def pages() -> list[Path]:
     """The pages whose commands are run, those of extras and contrib last: each one's is the README.md in its folder."""
-    folders = [REPO / "docs", *sorted((REPO / "src/cait/extras").iterdir()), *sorted(REPO.glob("contrib/*"))]
-    return [REPO / "README.md", *(page for folder in folders for page in sorted(folder.glob("*.md")))]
+    folders = [
+        REPO / "docs",
+        *sorted((REPO / "src/cait/extras").iterdir()),
+        *sorted(REPO.glob("contrib/*")),
+    ]
+    return [
+        REPO / "README.md",
+        *(page for folder in folders for page in sorted(folder.glob("*.md"))),
+    ]
 
 
 def blocks(wanted: Sequence[Path]) -> Iterator[Block]:
@@ -41,12 +52,16 @@ def blocks(wanted: Sequence[Path]) -> Iterator[Block]:
             place = f"{page.relative_to(REPO)}:{text.count(chr(10), 0, found.start()) + 1}"
             body = "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
             follows = not text[end : found.start()].strip()
-            yield Block(place, language, dict(word.split("=", 1) for word in words.split()), body, follows)
+            yield Block(
+                place, language, dict(word.split("=", 1) for word in words.split()), body, follows
+            )
             end = found.end()
 
 
 def working_tree() -> list[Path]:
     """The files that git tracks or would track, relative to the repository."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True
+    )
     names = filter(None, os.fsdecode(listed.stdout).split("\0"))
     return [Path(name) for name in names if (REPO / name).is_file()]

@@ -18,7 +18,9 @@ LINK = re.compile(r"(\]\()([^)#:]+)((?:#[^)]*)?\))")
 FENCE = re.compile(r"^( *```\w+) .*$", re.MULTILINE)
 EQUATION = re.compile(r"^\$\$(.*?)\$\$$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"^  (?:-\w \w+, )?--([\w.]+)[^\n]*?(?:  +|\n {24})(\S[^\n]*)$", re.MULTILINE)
-TYPE = re.compile(r" *\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, known subclasses: .*)?\)$")
+TYPE = re.compile(
+    r" *\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, known subclasses: .*)?\)$"
+)
 
 
 def page(path: Path, known: set[Path]) -> str:
@@ -36,7 +38,9 @@ def page(path: Path, known: set[Path]) -> str:
 
     text = LINK.sub(link, FENCE.sub(r"\1", (REPO / path).read_text()))
     return EQUATION.sub(
-        lambda found: f'<div style="overflow: auto hidden; padding: .3em 0">{convert(found[1].strip(), "block")}</div>',
+        lambda found: (
+            f'<div style="overflow: auto hidden; padding: .3em 0">{convert(found[1].strip(), "block")}</div>'
+        ),
         text,
     )
 
@@ -51,12 +55,24 @@ def settings() -> str:
     """All settings of `cait fit`, a table for each group: name, default, meaning."""
     wide = os.environ | {"COLUMNS": "100000"}
     command = [sys.executable, "-m", "cait", "fit", "--help"]
-    shown = subprocess.run(command, cwd=REPO, env=wide, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        command, cwd=REPO, env=wide, capture_output=True, text=True, check=True
+    ).stdout
     groups = re.split(r"^([A-Z][^\n]*):$", shown.split("options:\n", 1)[1], flags=re.MULTILINE)
-    lines = ["# All settings of `cait fit`", "", "Each can stand in a YAML file or on the command line."]
+    lines = [
+        "# All settings of `cait fit`",
+        "",
+        "Each can stand in a YAML file or on the command line.",
+    ]
     for title, text in zip(["The run", *groups[1::2]], groups[0::2], strict=True):
-        rows = [row(name, told) for name, told in OPTION.findall(text) if not name.endswith(".help")]
-        lines += ["", f"## {title}", "", "| setting | type | default | |", "|---|---|---|---|", *rows] if rows else []
+        rows = [
+            row(name, told) for name, told in OPTION.findall(text) if not name.endswith(".help")
+        ]
+        lines += (
+            ["", f"## {title}", "", "| setting | type | default | |", "|---|---|---|---|", *rows]
+            if rows
+            else []
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +88,9 @@ def main() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     known = set(working_tree())
     pages = {
-        path: page(path, known) for path in known if path.suffix == ".md" and not {"tests", "scripts"} & {*path.parts}
+        path: page(path, known)
+        for path in known
+        if path.suffix == ".md" and not {"tests", "scripts"} & {*path.parts}
     }
     for path, text in pages.items():
         for target in {path, *linked(path, text)} & known:
@@ -82,7 +100,9 @@ def main() -> None:
         (PAGES / path).write_text(text)
     (PAGES / "docs/settings.md").write_text(settings())
     shutil.copyfile(REPO / "docs/site.toml", SITE / "zensical.toml")
-    raise SystemExit(subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=SITE).returncode)
+    raise SystemExit(
+        subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=SITE).returncode
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ def prune(pages: Sequence[Path], gone: re.Pattern[str]) -> None:
         changed = False
         for page in pages:
             text = page.read_text()
-            left = pruned(text, lambda part, page=page: bool(gone.search(part)) or is_dead(part, page))  # type: ignore[misc]
+            left = pruned(
+                text, lambda part, page=page: bool(gone.search(part)) or is_dead(part, page)
+            )  # type: ignore[misc]
             if left != text:
                 page.write_text(left)
                 changed = True
@@ -27,7 +29,9 @@ def is_dead(text: str, page: Path) -> bool:
     """Whether a link in the text leads nowhere."""
     for name, anchor in LINK.findall(text):
         target = Path(os.path.normpath(page.parent / name)) if name else page
-        if not name.startswith("http") and not (target.exists() and (not anchor or anchor in anchors(target))):
+        if not name.startswith("http") and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
             return True
     return False
 
@@ -35,7 +39,9 @@ def is_dead(text: str, page: Path) -> bool:
 def anchors(page: Path) -> set[str]:
     """What GitHub calls the headings."""
     headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
 def pruned(text: str, is_gone: Callable[[str], bool]) -> str:
@@ -85,7 +91,9 @@ def _left(block: str, is_gone: Callable[[str], bool]) -> str:
         return "\n".join(rows) if rows[2:] else ""
     if block.startswith(("```", "#", "<")):
         return block
-    return "\n".join(filter(None, (_item(item, is_gone) for item in re.split(r"\n(?=- |\d+\. )", block))))
+    return "\n".join(
+        filter(None, (_item(item, is_gone) for item in re.split(r"\n(?=- |\d+\. )", block)))
+    )
 
 
 def _sentences(text: str) -> list[str]:
@@ -99,5 +107,7 @@ def _item(item: str, is_gone: Callable[[str], bool]) -> str:
     left = [part for part in parts if not is_gone(part)]
     if left == parts or not left:
         return item if left else ""
-    wide = textwrap.TextWrapper(120, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False)
+    wide = textwrap.TextWrapper(
+        120, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
+    )
     return wide.fill(start + " ".join(left))

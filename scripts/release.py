@@ -16,13 +16,17 @@ def notes(root: Path, tag: str) -> str:
     (source,) = (root / "src").glob("*/__init__.py")
     version = found(source, r'^__version__ = "(.+)"$')
     if tag != f"v{version}":
-        raise SystemExit(f"release: the tag is {tag}, the version of {source.relative_to(root)} is {version}")
+        raise SystemExit(
+            f"release: the tag is {tag}, the version of {source.relative_to(root)} is {version}"
+        )
     heading = rf"^## \[{re.escape(version)}\] - "
     date = found(root / "CHANGELOG.md", rf"{heading}(\d{{4}}-\d\d-\d\d)$")
     citation = root / "CITATION.cff"
     cited = found(citation, r"^version: (\S+)$"), found(citation, r"^date-released: (\S+)$")
     if cited != (version, date):
-        raise SystemExit(f"release: CITATION.cff has {' of '.join(cited)}, CHANGELOG.md {version} of {date}")
+        raise SystemExit(
+            f"release: CITATION.cff has {' of '.join(cited)}, CHANGELOG.md {version} of {date}"
+        )
     return found(root / "CHANGELOG.md", rf"(?s){heading}\S+\n+(.*?)(?=^## |\Z)").rstrip()
 
 

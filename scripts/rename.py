@@ -32,7 +32,9 @@ def files(root: Path) -> list[Path]:
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout
         found = [root / name for name in os.fsdecode(listed).split("\0") if name]
     except (OSError, subprocess.CalledProcessError):  # no git, or an archive of the repository
-        found = [path for path in root.rglob("*") if path.relative_to(root).parts[0] not in LEFT_OUT]
+        found = [
+            path for path in root.rglob("*") if path.relative_to(root).parts[0] not in LEFT_OUT
+        ]
     return sorted(path for path in set(found) if path.is_file() and not path.is_symlink())
 
 
@@ -43,9 +45,13 @@ def rules(root: Path, old: str, new: str) -> list[tuple[re.Pattern[str], str]]:
     assert named is not None
     found = {named[1]: new.replace("_", "-")}
     for path in source.rglob("*.py"):
-        found |= {kind[1] + kind[2]: title + kind[2] for kind in OF_LIGHTNING.finditer(path.read_text())}
+        found |= {
+            kind[1] + kind[2]: title + kind[2] for kind in OF_LIGHTNING.finditer(path.read_text())
+        }
     names = [(re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), by) for name, by in found.items()]
-    names.append((re.compile(rf"(?<!\.cait import )(?<!return )\b{old.title()}\b"), title))  # but timm's class
+    names.append(
+        (re.compile(rf"(?<!\.cait import )(?<!return )\b{old.title()}\b"), title)
+    )  # but timm's class
     return [*names, (re.compile(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])"), f"{new.upper()}_")]
 
 
@@ -75,15 +81,25 @@ def titled(name: str) -> str:
 def check(name: str, root: Path) -> None:
     """Raise SystemExit if a package cannot have this name."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise SystemExit(f"rename: {name!r} is no name for a package: small letters, digits and _, a letter first")
+        raise SystemExit(
+            f"rename: {name!r} is no name for a package: small letters, digits and _, a letter first"
+        )
     pinned = root / "constraints-dev.txt"
     pins = pinned.read_text() if pinned.is_file() else ""
-    if name in sys.stdlib_module_names or re.search(rf"^{name.replace('_', '[-_]')}==", pins, re.MULTILINE):
-        raise SystemExit(f"rename: {name} is a package that others bring; imports would find the wrong one")
+    if name in sys.stdlib_module_names or re.search(
+        rf"^{name.replace('_', '[-_]')}==", pins, re.MULTILINE
+    ):
+        raise SystemExit(
+            f"rename: {name} is a package that others bring; imports would find the wrong one"
+        )
     if (root / "src" / name).exists():
         raise SystemExit(f"rename: src/{name} is there already")
-    if hidden := next((path for path in files(root) if path.suffix == ".py" and hides(path, root, name)), None):
-        raise SystemExit(f"rename: {hidden.relative_to(root)} has a variable {name}, which would hide the package")
+    if hidden := next(
+        (path for path in files(root) if path.suffix == ".py" and hides(path, root, name)), None
+    ):
+        raise SystemExit(
+            f"rename: {hidden.relative_to(root)} has a variable {name}, which would hide the package"
+        )
 
 
 def hides(path: Path, root: Path, new: str) -> bool:
@@ -105,9 +121,16 @@ def style(root: Path) -> None:
     quiet = ["--no-cache", "--quiet", "."]
     for command in (["check", "--fix", "--select", "I,RUF022"], ["format"]):
         subprocess.run([ruff, *command, *quiet], cwd=root, check=False)
-    if subprocess.run([ruff, "check", "--select", "E501", *quiet], cwd=root, capture_output=True).returncode:
-        text, note = settings.read_text(), "# sentences with the package's name, which nothing breaks"
-        settings.write_text(text.replace("\nignore = [\n", f'\nignore = [\n    "E501",    {note}\n', 1))
+    if subprocess.run(
+        [ruff, "check", "--select", "E501", *quiet], cwd=root, capture_output=True
+    ).returncode:
+        text, note = (
+            settings.read_text(),
+            "# sentences with the package's name, which nothing breaks",
+        )
+        settings.write_text(
+            text.replace("\nignore = [\n", f'\nignore = [\n    "E501",    {note}\n', 1)
+        )
 
 
 def rename(root: Path, new: str) -> str:
@@ -132,7 +155,9 @@ def rename(root: Path, new: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", help="of the package, as `import name` has it, of its command and of the project")
+    parser.add_argument(
+        "name", help="of the package, as `import name` has it, of its command and of the project"
+    )
     name = parser.parse_args().name
     check(name, REPO)
     print(rename(REPO, name), "`make test` sets it up again and tests it; look at `git diff`.")

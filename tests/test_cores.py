@@ -23,7 +23,11 @@ from cait.cli import main
     ],
 )
 def test_the_share_of_a_process(
-    cores_of_this: int, of_step: str | None, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    cores_of_this: int,
+    of_step: str | None,
+    processes: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores_of_this)
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
@@ -32,7 +36,9 @@ def test_the_share_of_a_process(
     assert cores.share(processes) == expected
 
 
-@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"]
+)
 def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +49,9 @@ def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
         monkeypatch.setenv(given, "backend:native")
     main(["--version"])
     found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
-    assert found == ({given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    assert found == (
+        {given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    )
 
 
 def test_imports_wait_for_no_collector_and_a_network_finds_the_usual_one() -> None:

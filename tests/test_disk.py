@@ -41,7 +41,9 @@ def test_a_wrong_table_is_told_in_a_line(text: str | bytes, words: str, tmp_path
 
 
 def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
-    (tmp_path / "it.csv").write_text("label, Path\nx,0.jpg\n\ny,\udcff.jpg\n", "utf-8-sig", "surrogateescape")
+    (tmp_path / "it.csv").write_text(
+        "label, Path\nx,0.jpg\n\ny,\udcff.jpg\n", "utf-8-sig", "surrogateescape"
+    )
     rows = list(disk.read_csv(tmp_path / "it.csv", "it"))
     assert rows == [(2, {"label": "x", "path": "0.jpg"}), (4, {"label": "y", "path": "\udcff.jpg"})]
     (tmp_path / "it.csv").write_text('path, label\n0.jpg, "x, y"\n')
@@ -60,7 +62,9 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
         ({"more": "x"}, "more cannot be used: it is 'x'"),
     ],
 )
-def test_json_of_another_shape_is_refused_by_its_field(change: dict, words: str | None, tmp_path: Path) -> None:
+def test_json_of_another_shape_is_refused_by_its_field(
+    change: dict, words: str | None, tmp_path: Path
+) -> None:
     (path := tmp_path / "it.json").write_text(json.dumps({"name": "a", "sizes": [1]} | change))
     with pytest.raises(UserError, match=words) if words else nullcontext():
         disk.read_json(path, {"name": str, "sizes": [int], "on?": bool, ...: (int, float)})
@@ -71,7 +75,9 @@ def test_json_of_another_shape_is_refused_by_its_field(change: dict, words: str 
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
-def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_leaves_a_whole_file(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one before, the new one, or while they change places the one before under the name for it."""
     path, previous = tmp_path / "last", tmp_path / "previous"
     path.write_text("old")
@@ -85,14 +91,20 @@ def test_a_kill_leaves_a_whole_file(calls: int, tmp_path: Path, monkeypatch: pyt
         move(*paths)
 
     monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(SystemExit) if calls < 2 else nullcontext(), disk.atomic_write(path, previous) as beside:
+    with (
+        pytest.raises(SystemExit) if calls < 2 else nullcontext(),
+        disk.atomic_write(path, previous) as beside,
+    ):
         beside.write_text("new")
     found = [each.read_text() if each.exists() else None for each in (path, previous)]
     assert found == [["old", "older"], [None, "old"], ["new", "old"]][calls]
 
 
 def test_an_error_names_the_file_that_the_user_knows(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as failed, disk.atomic_write(tmp_path / "none/it") as beside:
+    with (
+        pytest.raises(FileNotFoundError) as failed,
+        disk.atomic_write(tmp_path / "none/it") as beside,
+    ):
         beside.touch()
     assert failed.value.filename == str(tmp_path / "none/it")
 
@@ -129,7 +141,9 @@ def test_one_process_at_a_time_and_who_waits_says_so(
     assert capsys.readouterr().err == f"waiting for {place}, which another process holds\n"
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP], ids=errno.errorcode.get
+)
 def test_a_file_system_without_locks_is_used_and_named(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +202,9 @@ def test_what_is_not_plain_is_refused_in_a_line_that_names_it(value: Any) -> Non
             disk.plain(content, "it")
         assert len(str(caught.value)) < 2_000
     with pytest.raises(UserError, match="cannot be used"):
-        disk.plain({"a": LOOP}, "it", kept=(object,))  # states of any type may not hold each other either
+        disk.plain(
+            {"a": LOOP}, "it", kept=(object,)
+        )  # states of any type may not hold each other either
 
 
 def test_what_a_file_holds_is_made_anew_of_plain_values() -> None:
@@ -206,7 +222,11 @@ def test_what_a_file_holds_is_made_anew_of_plain_values() -> None:
 
     def same(ours: Any, theirs: Any) -> bool:
         if isinstance(theirs, dict):
-            return type(ours) is dict and [*ours] == [*theirs] and all(same(ours[key], theirs[key]) for key in theirs)
+            return (
+                type(ours) is dict
+                and [*ours] == [*theirs]
+                and all(same(ours[key], theirs[key]) for key in theirs)
+            )
         if isinstance(theirs, list | tuple | set):
             return type(ours) is list and len(ours) == len(theirs) and all(map(same, ours, theirs))
         return type(ours) is type(theirs) and ours == theirs

@@ -15,7 +15,8 @@ EXTRAS, CONTRIB = REPO / "src/cait/extras", REPO / "contrib"
 def anchors(text: str) -> set[str]:
     """What GitHub calls the headings."""
     return {
-        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)", text, re.M)
+        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)", text, re.M)
     }
 
 

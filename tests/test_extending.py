@@ -19,7 +19,11 @@ PROJECT = "images_seen_project"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what `pip install --no-deps --target` would put there, built from the page."""
     folder, target = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("installed")
-    blocks = [block for block in pages.blocks(pages.pages()) if block.words.get("file", "").startswith(PROJECT)]
+    blocks = [
+        block
+        for block in pages.blocks(pages.pages())
+        if block.words.get("file", "").startswith(PROJECT)
+    ]
     assert len(blocks) == 4
     for block in blocks:
         (folder / block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +41,12 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
     if installed is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(installed))))
     done = subprocess.run(
-        [sys.executable, "-m", "cait", *arguments], cwd=place, env=env, capture_output=True, text=True, timeout=LIMIT
+        [sys.executable, "-m", "cait", *arguments],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
@@ -45,14 +54,22 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
 
 def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     (commands,) = [
-        block.text for block in pages.blocks(pages.pages()) if block.language == "sh" and "extending" in block.place
+        block.text
+        for block in pages.blocks(pages.pages())
+        if block.language == "sh" and "extending" in block.place
     ]
-    assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
+    assert all(
+        words in commands
+        for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted")
+    )
     assert "images that a run has seen" in cait(place, installed, "--help")
     fit = ("fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2")
     assert "128 images seen" in cait(place, installed, *fit, "--count_every_n_steps=2").splitlines()
     assert "128 images seen" in cait(place, installed, "seen", "counted").splitlines()
-    assert "256 images seen" in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
+    assert (
+        "256 images seen"
+        in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
+    )
     # Without the package there is no such verb, and the run still goes on.
     assert "unknown verb 'seen'" in cait(place, None, "seen", "counted", status=2)
     resumed = cait(place, None, "resume", "counted", "--trainer.max_steps=5")

@@ -39,7 +39,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(root: Path, folder: Path, mode: str, *callbacks: Callback, **settings: Any) -> CaiTModule:
     """12 steps of a small network with everything on that a step passes."""
     torch.manual_seed(0)
-    net = Flat(img_size=64, num_classes=2, drop_path_rate=0.2, fields={"depth": 3, "drop_path_mode": mode})
+    net = Flat(
+        img_size=64, num_classes=2, drop_path_rate=0.2, fields={"depth": 3, "drop_path_mode": mode}
+    )
     Trainer(
         accelerator="gpu",
         devices=1,
@@ -54,14 +56,18 @@ def train(root: Path, folder: Path, mode: str, *callbacks: Callback, **settings:
         enable_model_summary=False,
         use_distributed_sampler=False,
         **settings,
-    ).fit(net, ImageNetDataModule(root=str(root), img_size=64, batch_size=8, num_workers=2, repeats=1))
+    ).fit(
+        net, ImageNetDataModule(root=str(root), img_size=64, batch_size=8, num_workers=2, repeats=1)
+    )
     return net
 
 
 class Strict(Callback):
     """From the third step on, whatever makes the host wait for the GPU raises."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 2:
             torch.cuda.set_sync_debug_mode("error")
 
@@ -79,7 +85,11 @@ def test_a_step_does_not_wait_for_the_gpu(mode: str, root: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "32"])
-def test_deterministic_runs_end_with_the_same_bits(precision: str, root: Path, tmp_path: Path) -> None:
-    one, other = (train(root, tmp_path, "skip", precision=precision, deterministic=True) for _ in range(2))
+def test_deterministic_runs_end_with_the_same_bits(
+    precision: str, root: Path, tmp_path: Path
+) -> None:
+    one, other = (
+        train(root, tmp_path, "skip", precision=precision, deterministic=True) for _ in range(2)
+    )
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key

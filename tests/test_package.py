@@ -21,9 +21,17 @@ OF_A_CLONE = re.compile(r"\bmake (train|[a-z-]+ [A-Z]+=)|`make |\b[A-Z]+=|\.venv
 
 def run(folder: Path, *command: str | Path, status: int = 0) -> str:
     """What a command prints in a folder, without this tree to import from."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "COLUMNS": "200"
+    }
     done = subprocess.run(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == status, done.stdout
     return done.stdout
@@ -60,7 +68,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     # Packages of a folder that a .pth file names are found, but not the editable ones that .pth files in it name.
     (site / "beside.pth").write_text("\n".join(sorted(paths)))
-    pip = (folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile")
+    pip = (
+        folder / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+    )
     run(folder, *pip, wheel)
     return folder / "bin" / SOURCE.name
 
@@ -69,7 +86,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_is_whole_and_the_sdist_builds_the_same(wheel: Path, tmp_path: Path) -> None:
     built = contents(wheel)
     assert built == contents(build(REPO, "wheel", tmp_path))
-    kept = {path.relative_to(REPO): SOURCE.name / path.relative_to(REPO) for path in (REPO / "configs").rglob("*.yaml")}
+    kept = {
+        path.relative_to(REPO): SOURCE.name / path.relative_to(REPO)
+        for path in (REPO / "configs").rglob("*.yaml")
+    }
     for path in SOURCE.rglob("*"):
         if path.is_file() and not {"tests", "__pycache__"} & {*path.relative_to(SOURCE).parts}:
             kept[path.relative_to(REPO)] = path.relative_to(SOURCE.parent)
@@ -79,18 +99,24 @@ def test_the_wheel_is_whole_and_the_sdist_builds_the_same(wheel: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_installed_package_finds_its_configurations_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_package_finds_its_configurations_from_an_empty_folder(
+    installed: Path, tmp_path: Path
+) -> None:
     where = f"import {SOURCE.name} as package; print(package.CONFIGS)"
     found = run(tmp_path, installed.with_name("python"), "-c", where).strip()
     assert Path(found).is_relative_to(installed.parents[1].resolve())
     assert "`cait resume NAME`" in run(tmp_path, installed, "resume", status=2)
     unknown = run(tmp_path, installed, "fit", "--config", "digits.yaml", "--model.lrr=1", status=2)
     assert "there is no setting model.lrr" in unknown  # only once the file was found and read
-    assert "there is no such file" in run(tmp_path, installed, "fit", "--config", "digit.yaml", status=2)
+    assert "there is no such file" in run(
+        tmp_path, installed, "fit", "--config", "digit.yaml", status=2
+    )
 
 
 @pytest.mark.slow
-def test_an_installed_package_trains_resumes_scores_and_predicts(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_package_trains_resumes_scores_and_predicts(
+    installed: Path, tmp_path: Path
+) -> None:
     printed = run(tmp_path, REPO / "scripts/try_package.sh", installed)
     for words in ("name: xxs24", "top-1", "data/digits/val/7/0081.png"):
         assert words in printed
@@ -108,6 +134,14 @@ def test_a_clone_finds_a_configuration_from_any_folder(tmp_path: Path, monkeypat
         return re.search(r"^  lr: (.*)$", capsys.readouterr().out, re.MULTILINE)[1]
 
     digits = rate("--config", str(REPO / "configs/digits.yaml"))
-    assert digits == rate("--config=digits.yaml") == rate("-c", "configs/digits.yaml", "--config", "trainer/cpu.yaml")
+    assert (
+        digits
+        == rate("--config=digits.yaml")
+        == rate("-c", "configs/digits.yaml", "--config", "trainer/cpu.yaml")
+    )
     (tmp_path / "digits.yaml").write_text("model: {lr: 0.5}\n")
-    assert rate("--config", "digits.yaml") == rate("--config=configs/digits.yaml", "--config=digits.yaml") == "0.5"
+    assert (
+        rate("--config", "digits.yaml")
+        == rate("--config=configs/digits.yaml", "--config=digits.yaml")
+        == "0.5"
+    )

@@ -84,8 +84,12 @@ def test_the_fields_of_groups_are_given_by_name(kind: Any, more: dict[str, Any])
 
 
 @pytest.mark.parametrize(("kind", "more"), KINDS)
-def test_a_module_comes_back_from_its_checkpoint(kind: Any, more: dict[str, Any], tmp_path: Path) -> None:
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path)
+def test_a_module_comes_back_from_its_checkpoint(
+    kind: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
+    )
     trainer.strategy.connect(kind(lr=2, **{name: value + 1 for name, value in more.items()}))
     trainer.save_checkpoint(tmp_path / "it.ckpt")
     loaded = kind.load_from_checkpoint(tmp_path / "it.ckpt", weights_only=True)
@@ -99,7 +103,9 @@ def test_the_command_line_knows_each_setting(kind: Any, more: dict[str, Any]) ->
     parser = LightningArgumentParser()
     parser.add_lightning_class_args(kind, "model")
     assert parser.get_defaults().model.as_dict() == FLAT | more
-    assert parser.parse_args(["--model.lr=2", "--model.white=false"]).model.as_dict()["white"] is False
+    assert (
+        parser.parse_args(["--model.lr=2", "--model.white=false"]).model.as_dict()["white"] is False
+    )
     words = " ".join(parser.format_help().split())
     assert "The rate: of learning, over two lines. (type: " in words
     assert "of everything. (type: int, default: 0)" in words
@@ -162,7 +168,13 @@ def test_the_text_of_a_rule_is_for_the_help() -> None:
 def test_a_group_to_plain_values_and_back() -> None:
     settings = Both(lr=2, white=False)
     assert values(settings, Color) == {"white": False}
-    assert values(settings) == {"lr": 2, "mode": None, "mean": (1.0, 2.0), "steps": None, "white": False}
+    assert values(settings) == {
+        "lr": 2,
+        "mode": None,
+        "mean": (1.0, 2.0),
+        "steps": None,
+        "white": False,
+    }
     assert group(Both, values(settings) | {"seed": 1}) == settings
     assert "lr" in inspect.signature(Both).parameters
 
@@ -172,7 +184,13 @@ def test_where_a_setting_comes_from() -> None:
     line.layers = [(None, {"model": {"lr": 1, "fields": {"depth": 2}}}), (None, {"data.root": "x"})]
     assert line.typed == {"model.fields.depth", "trainer.callbacks"}
     sources = line.sources
-    last = {name: sources.last([name]) for name in ("model.lr", "model.fields", "model", "data.root", "seed")}
+    last = {
+        name: sources.last([name])
+        for name in ("model.lr", "model.fields", "model", "data.root", "seed")
+    }
     assert last == {"model.lr": 0, "model.fields": 2, "model": 2, "data.root": 1, "seed": -1}
     assert sources.last(["data.root", "model.lr"]) == 1
-    assert sources.given({"model": {"lr": 1, "name": "x"}, "data": {"root": "y"}}) == {"model.lr": 1, "data.root": "y"}
+    assert sources.given({"model": {"lr": 1, "name": "x"}, "data": {"root": "y"}}) == {
+        "model.lr": 1,
+        "data.root": "y",
+    }

@@ -70,7 +70,13 @@ def write(
 
     def row(index: int, suggestion: str = "", its_probability: str = "") -> Row:
         label = labels[index]
-        return str(paths[index]), class_names[label], f"{probabilities[index, label]:.4f}", suggestion, its_probability
+        return (
+            str(paths[index]),
+            class_names[label],
+            f"{probabilities[index, label]:.4f}",
+            suggestion,
+            its_probability,
+        )
 
     doubtful, seems = suspects(probabilities, labels)
     rows = [
@@ -79,12 +85,19 @@ def write(
     ]
     others = np.setdiff1d(np.arange(len(paths)), doubtful).tolist()
     head = ["path", "label", "probability", "suggestion", "its probability"]
-    table: list[Sequence[str]] = [*rows, *map(row, others), *((*image, "", "", "") for image in test)]
+    table: list[Sequence[str]] = [
+        *rows,
+        *map(row, others),
+        *((*image, "", "", "") for image in test),
+    ]
     if groups:
         head.append("group")
         table = [(*cells, groups.get(cells[0], "")) for cells in table]
     if test:
         head.append("split")
-        table = [(*cells, "train" if number < len(paths) else "test") for number, cells in enumerate(table)]
+        table = [
+            (*cells, "train" if number < len(paths) else "test")
+            for number, cells in enumerate(table)
+        ]
     disk.write_csv(folder / DOUBTFUL, head, table)
     return rows

@@ -30,7 +30,9 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     """
     table = os.path.relpath(folder / doubt.DOUBTFUL)
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
-    frequent = page.most_common("label", "seems", ((label, seems) for _, label, _, seems, _ in rows))
+    frequent = page.most_common(
+        "label", "seems", ((label, seems) for _, label, _, seems, _ in rows)
+    )
     tiles = [
         (
             _pixels(data, path),

@@ -69,7 +69,9 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     path = folder / SETTINGS
     if path.is_file():
         if disk.read_json(path, [str]) != list(settings):
-            raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
+            raise UserError(
+                f"{folder} has folds with other settings; give another name, or remove it"
+            )
         return
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and holds no cross-validation; give another name")
@@ -89,7 +91,9 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
     if not status:
         return
     reason = failure(run, status)
-    if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
+    if (
+        status == 2 and not (run / rundir.CONFIG).exists()
+    ):  # it never trained, and one line says why
         disk.remove(run)
         if {path.name for path in run.parent.iterdir()} == {SETTINGS, LOCK}:
             disk.remove(run.parent)
@@ -101,7 +105,9 @@ def _check_apart(runs: Sequence[Path]) -> None:
     """Raise UserError if an image validates in two folds: the images were others when one of them began."""
     held_out = [path for run in runs for path in held_out_paths(run / rundir.VALIDATION)]
     if len({*held_out}) < len(held_out):
-        raise UserError(f"the images or labels have changed since {runs[0]} was trained; give another name")
+        raise UserError(
+            f"the images or labels have changed since {runs[0]} was trained; give another name"
+        )
 
 
 def _decided(run: Path) -> list[str]:
@@ -125,7 +131,9 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     metric = saved.run_settings(runs[0])["best_metric"]
     last = [_last(run, metric) for run in runs]
     best = [_best(run) for run in runs]
-    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in percent
+    shown = (
+        "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format
+    )  # a share, or in percent
     table = Table("fold", f"{metric}, last", "best")
     rows = [*zip(range(len(runs)), last, best, strict=True)]
     for fold, *figures in rows:
@@ -136,7 +144,9 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
         f"standard deviation {shown(statistics.stdev(last))}"
     )
     low, high = map(shown, interval(last))
-    print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")
+    print(
+        f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}"
+    )
     disk.write_csv(folder / TABLE, ["fold", "last", "best"], rows)
     print(os.path.relpath(folder / TABLE))
 
@@ -156,11 +166,16 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     images = source.images
     groups = {}
     if images.groups is not None:
-        groups = {below(data.root, images.name(index)): images.group(index) for index in range(len(images))}
+        groups = {
+            below(data.root, images.name(index)): images.group(index)
+            for index in range(len(images))
+        }
     names = source.class_names
     test = [(below(data.root, path), names[label]) for path, label in source.test or ()]
     rows = doubt.write(folder, names, scored, groups, test)
-    print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    print(
+        f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}"
+    )
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))
 
@@ -174,7 +189,11 @@ def _last(run: Path, metric: str) -> float:
 
 def _best(run: Path) -> float:
     """The score of best.ckpt: only the run itself knows whether the largest of a metric of one's own is best."""
-    return next(float(state["best_model_score"]) for state in _callbacks(run).values() if "other_score" in state)
+    return next(
+        float(state["best_model_score"])
+        for state in _callbacks(run).values()
+        if "other_score" in state
+    )
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:

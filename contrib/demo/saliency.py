@@ -23,7 +23,11 @@ class WithSaliency(nn.Module):
     @classmethod
     def around(cls, network: nn.Module) -> nn.Module:
         """The network with its saliency, or as it is if it has no class token to ask."""
-        return cls(network) if isinstance(network, CaiT) and len(network.blocks_token_only) else network
+        return (
+            cls(network)
+            if isinstance(network, CaiT) and len(network.blocks_token_only)
+            else network
+        )
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         maps: list[Tensor] = []

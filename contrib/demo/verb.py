@@ -31,12 +31,17 @@ def demo(arguments: list[str], program: Program) -> None:
     checkpoint, folder = loading.checkpoint_of(args.run, "show")
     output = args.output or (folder or Path()) / "demo"
     disk.check_output(output, folder=True)
-    if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
+    if (
+        any((output / name).exists() for name in ("index.html", SAMPLES))
+        and not (output / SETTINGS).exists()
+    ):
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(args.runtime)
     loaded = loading.load_run(args, checkpoint, folder, program)
     if loaded.data.has_own_eval_transform or loaded.data.settings.reader:
-        raise UserError("the page cannot run a reader or evaluation transform of your own; `cait export` does")
+        raise UserError(
+            "the page cannot run a reader or evaluation transform of your own; `cait export` does"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     title = folder.name if folder else checkpoint.stem
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as name:
@@ -57,8 +62,12 @@ def demo(arguments: list[str], program: Program) -> None:
 
 def _options() -> Options:
     options = Options("demo", "Write a page that runs the best network of a run in the browser.")
-    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
+    options.add_argument(
+        "run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)"
+    )
+    options.add_argument(
+        "--output", type=Path, metavar="DIR", help="default the folder demo/ of the run"
+    )
     options.add_argument(
         "--samples",
         type=int,
@@ -149,19 +158,29 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> dic
 
 
 def _write_page(
-    loaded: loading.Loaded, folder: Path, title: str, facts: dict[str, str], runtime: dict[str, bytes], samples: Samples
+    loaded: loading.Loaded,
+    folder: Path,
+    title: str,
+    facts: dict[str, str],
+    runtime: dict[str, bytes],
+    samples: Samples,
 ) -> None:
     from PIL import ImageColor
 
     settings = loaded.data.preprocessing
     if settings["background"] is not None:  # browsers do not know all of Pillow's colors
-        settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
+        settings["background"] = "#{:02x}{:02x}{:02x}".format(
+            *ImageColor.getrgb(settings["background"])
+        )
     for file in PAGE.iterdir():
         shutil.copyfile(file, folder / file.name)
     for name, content in runtime.items():
         (folder / name).write_bytes(content)
     size = (folder / MODEL).stat().st_size
-    facts |= {"Weights": f"{size / 1e6:.1f} MB, 32 bits", "Runs with": f"onnxruntime-web {web_runtime.VERSION}"}
+    facts |= {
+        "Weights": f"{size / 1e6:.1f} MB, 32 bits",
+        "Runs with": f"onnxruntime-web {web_runtime.VERSION}",
+    }
     (folder / SETTINGS).write_text(
         json.dumps(
             {

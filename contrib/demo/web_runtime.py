@@ -41,7 +41,9 @@ def files(given: Path | None) -> dict[str, bytes]:
     for name, content in contents.items():
         digest = base64.b64encode(hashlib.sha512(content).digest())
         if FILES[name] != f"sha512-{digest.decode()}":
-            raise UserError(f"{name} in {package} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
+            raise UserError(
+                f"{name} in {package} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package"
+            )
     return contents
 
 
@@ -56,7 +58,11 @@ def _read_tarball(path: Path) -> dict[str, bytes]:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cait/onnxruntime-web" / VERSION
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "cait/onnxruntime-web"
+        / VERSION
+    )
 
 
 def _fetch(cache: Path) -> None:
@@ -68,7 +74,9 @@ def _fetch(cache: Path) -> None:
             f"and add --runtime {TARBALL}"
         )
     with TemporaryDirectory(prefix="cait-npm-") as scratch:
-        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=scratch, capture_output=True, text=True)
+        done = subprocess.run(
+            [npm, "pack", PACKAGE, "--silent"], cwd=scratch, capture_output=True, text=True
+        )
         if done.returncode:
             *_, reason = (done.stderr.strip() or "it gives no reason").splitlines()
             raise UserError(f"npm cannot fetch {PACKAGE}: {reason}; or give --runtime {TARBALL}")

@@ -28,8 +28,12 @@ def share_out(checkpoint: Checkpoint, mesh: DeviceMesh, names: set[str]) -> Chec
         keys = [step.key if isinstance(step, MappingKey) else step.idx for step in path]
         if not isinstance(value, Tensor) or value.ndim == 0:  # as a step count
             return value
-        if keys[0] != "optimizer_states" and not (keys[0] in ("state_dict", "callbacks") and keys[-1] in names):
+        if keys[0] != "optimizer_states" and not (
+            keys[0] in ("state_dict", "callbacks") and keys[-1] in names
+        ):
             return value
-        return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
+        return distribute_tensor(
+            value, mesh, [Shard(0)], src_data_rank=None
+        ).clone()  # all have it: nothing is sent
 
     return tree_map_with_path(distributed, checkpoint)

@@ -54,11 +54,17 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def check(self, precision: str, sync_batchnorm: bool) -> None:
         """Raise UserError if FSDP2 cannot train with these settings."""
         if precision not in PRECISIONS:
-            raise UserError(f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}")
+            raise UserError(
+                f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}"
+            )
         if sync_batchnorm:
-            raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
+            raise UserError(
+                "--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp"
+            )
         if self.root_device.type not in ("cpu", "cuda"):
-            raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
+            raise UserError(
+                f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}"
+            )
 
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
@@ -70,9 +76,19 @@ class FullyShardedStrategy(ModelParallelStrategy):
             return
         half = torch.bfloat16 if self.precision_plugin.precision == "bf16-mixed" else None
         shard(module.model, self.device_mesh["data_parallel"], half)
-        if module.name not in VARIANTS:  # another network may use a block's parameters outside of the block
-            with torch.device(self.device_mesh.device_type), self.precision_plugin.forward_context():
-                networks.check(module.model, module.name, networks.input_shape(module.hparams), module.num_classes)
+        if (
+            module.name not in VARIANTS
+        ):  # another network may use a block's parameters outside of the block
+            with (
+                torch.device(self.device_mesh.device_type),
+                self.precision_plugin.forward_context(),
+            ):
+                networks.check(
+                    module.model,
+                    module.name,
+                    networks.input_shape(module.hparams),
+                    module.num_classes,
+                )
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Refuse batches in which not all processes take part: every batch needs all of them."""
@@ -109,21 +125,34 @@ class FullyShardedStrategy(ModelParallelStrategy):
             for name, value in state.items():
                 if not isinstance(value, Tensor) or value.ndim == 0:  # as a step count
                     continue
-                if getattr(value, "placements", None) != (Shard(0),) or value.shape != parameter.shape:
+                if (
+                    getattr(value, "placements", None) != (Shard(0),)
+                    or value.shape != parameter.shape
+                ):
                     raise UserError(
                         f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
 
-    def save_checkpoint(self, checkpoint: ckpt.Checkpoint, filepath: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: ckpt.Checkpoint, filepath: Any, storage_options: Any | None = None
+    ) -> None:
         """Write whole tensors, as with DDP: process 0 has them one by one in its host's memory."""
         Strategy.save_checkpoint(self, sharded.gather(checkpoint), filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> ckpt.Checkpoint:
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> ckpt.Checkpoint:
         """Read a checkpoint. Each process keeps only its own part."""
         assert self.lightning_module
-        names = {name for name, value in self.lightning_module.state_dict().items() if isinstance(value, DTensor)}
+        names = {
+            name
+            for name, value in self.lightning_module.state_dict().items()
+            if isinstance(value, DTensor)
+        }
         names |= {name.removeprefix("model.") for name in names}  # those of the moving average
-        return sharded.share_out(ckpt.read_checkpoint(checkpoint_path), self.device_mesh["data_parallel"], names)
+        return sharded.share_out(
+            ckpt.read_checkpoint(checkpoint_path), self.device_mesh["data_parallel"], names
+        )
 
 
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
@@ -145,7 +174,9 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
         dist.broadcast(on_device, 0)
         tensor.detach().copy_(on_device)
     meta = {
-        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        id(parameter): nn.Parameter(
+            torch.empty_like(parameter, device="meta"), parameter.requires_grad
+        )
         for parameter in network.parameters()
     }
     blank = deepcopy(network, meta)  # a sharded network cannot be deep-copied
@@ -153,7 +184,9 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
     def copy_sharded(_: dict[int, Any]) -> nn.Module:
         copied = deepcopy(blank)
         _shard(copied, mesh, compute)
-        copied.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
+        copied.load_state_dict(
+            {name: value.clone() for name, value in network.state_dict().items()}, assign=True
+        )
         return copied
 
     _shard(network, mesh, compute)
@@ -163,14 +196,22 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
 def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
     # Autocast casts what layers read. What is between the blocks stays in float32, as without sharding, because
     # bfloat16 would lose what a small γ adds. So positions and class token, which are in no block, keep float32.
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     try:
-        stacks = [child for child in network.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
+        stacks = [
+            child
+            for child in network.children()
+            if isinstance(child, nn.Sequential | nn.ModuleList)
+        ]
         for block in (block for stack in stacks for block in stack):
             for layer in block.modules():
                 if compute and isinstance(layer, NORMS):
                     fully_shard(layer, mesh=mesh, reshard_after_forward=True)
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(network, mesh=mesh, reshard_after_forward=True)
-    except Exception as error:  # whatever another network holds, such as a parameter without a dimension
+    except (
+        Exception
+    ) as error:  # whatever another network holds, such as a parameter without a dimension
         raise UserError(f"the network cannot be sharded: {one_line(error)}") from error

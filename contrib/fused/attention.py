@@ -108,14 +108,26 @@ def _launch(kernel: Any, tile: Tile, heads: int, *arguments: Tensor) -> None:
     if programs:
         with torch.cuda.device_of(maps):
             kernel[(programs,)](
-                *arguments, images * N, N, columns, each, **constants(kernel, tile, heads, columns), **options(tile)
+                *arguments,
+                images * N,
+                N,
+                columns,
+                each,
+                **constants(kernel, tile, heads, columns),
+                **options(tile),
             )
 
 
 def mix(maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> None:
     """Turn S into A, in place."""
     weights = weight_l.float().contiguous(), weight_w.float().contiguous()
-    _launch(kernels.forward_kernel, default(maps.shape[1], maps.dtype).forward, len(weight_l), maps, *weights)
+    _launch(
+        kernels.forward_kernel,
+        default(maps.shape[1], maps.dtype).forward,
+        len(weight_l),
+        maps,
+        *weights,
+    )
 
 
 def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> Tensor:
@@ -123,7 +135,15 @@ def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tenso
     weights = weight_l.float().contiguous(), weight_w.float().contiguous()
     h, queries = len(weight_l), ROWS // len(weight_l)
     shares = maps.new_empty(turns(maps, h)[0], 2, ROWS, ROWS, dtype=torch.float32)
-    _launch(kernels.backward_kernel, default(maps.shape[1], maps.dtype).backward, h, maps, d_maps, *weights, shares)
+    _launch(
+        kernels.backward_kernel,
+        default(maps.shape[1], maps.dtype).backward,
+        h,
+        maps,
+        d_maps,
+        *weights,
+        shares,
+    )
     blocks = shares.sum(dim=0)[:, : queries * h, : queries * h].reshape(2, queries, h, queries, h)
     return blocks.diagonal(dim1=1, dim2=3).sum(dim=-1)  # each query of a tile mixes its own heads
 
@@ -142,7 +162,11 @@ def _tokens_first(heads: Tensor, like: Tensor) -> Tensor:
 def no_autocast(x: Tensor) -> Any:
     """Turn autocast off on the device of x."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.amp.is_autocast_available(device)
+        else nullcontext()
+    )
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -204,7 +228,9 @@ def talking_heads_backward(
     d_bias_w = (sum_v * sum_dO).sum(dim=(0, 1, 3))
     gradients = (d_weight_l, d_weight_w, d_bias_w)
     parameters = (weight_l, weight_w, bias_w)
-    return d_qkv, *(grad.to(of.dtype, copy=True) for grad, of in zip(gradients, parameters, strict=True))
+    return d_qkv, *(
+        grad.to(of.dtype, copy=True) for grad, of in zip(gradients, parameters, strict=True)
+    )
 
 
 @talking_heads_backward.register_fake
@@ -212,7 +238,9 @@ def _(
     d_out: Tensor, heads: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
     (B, N, _), h, k = d_out.shape, len(weight_l), heads.shape[-1]
-    return heads.new_empty(B, N, 3, h, k), *(of.new_empty(of.shape) for of in (weight_l, weight_w, bias_w))
+    return heads.new_empty(B, N, 3, h, k), *(
+        of.new_empty(of.shape) for of in (weight_l, weight_w, bias_w)
+    )
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -225,7 +253,9 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     heads, weight_l, bias_l, weight_w, bias_w = ctx.saved_tensors
     parameters = (weight_l, weight_w, bias_w)
-    d_qkv, d_weight_l, d_weight_w, d_bias_w = talking_heads_backward(d_out.contiguous(), heads, *parameters, ctx.scale)
+    d_qkv, d_weight_l, d_weight_w, d_bias_w = talking_heads_backward(
+        d_out.contiguous(), heads, *parameters, ctx.scale
+    )
     return d_qkv, d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w, None
 
 

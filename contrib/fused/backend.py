@@ -8,7 +8,9 @@ from torch import Tensor
 from cait.errors import UserError
 
 
-def fused(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
+def fused(
+    qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+) -> Tensor:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]. Raises UserError where it cannot run."""
     if reason := _refusal(qkv.device.type, qkv.dtype, qkv.shape[3]):
         raise UserError(f"the fused attention needs {reason}")

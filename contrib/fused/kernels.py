@@ -27,7 +27,14 @@ PRECISION = tl.constexpr("tf32x3")  # of products of float32
 
 
 @triton.jit
-def _spread(weight, TO: tl.constexpr, FROM: tl.constexpr, H: tl.constexpr, R: tl.constexpr, dtype: tl.constexpr):
+def _spread(
+    weight,
+    TO: tl.constexpr,
+    FROM: tl.constexpr,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    dtype: tl.constexpr,
+):
     """High and low part of the matrix [R, R] that mixes each query of a tile over its heads."""
     i, j = tl.arange(0, R)[:, None], tl.arange(0, R)[None, :]
     keep = (i // H == j // H) & (j < R // H * H)
@@ -165,6 +172,11 @@ def backward_kernel(
                 tl.store(maps + at, _mix(dL, unmix_l).to(dtype), mask=keep)
                 d_weight_w = _outer(dA, P, d_weight_w, C, R, WARPS)
                 d_weight_l = _outer(dL, S, d_weight_l, C, R, WARPS)
-    at = sums + tl.program_id(0) * 2 * R * R + tl.arange(0, R)[:, None] * R + tl.arange(0, R)[None, :]
+    at = (
+        sums
+        + tl.program_id(0) * 2 * R * R
+        + tl.arange(0, R)[:, None] * R
+        + tl.arange(0, R)[None, :]
+    )
     tl.store(at, tl.sum(d_weight_l, 0))
     tl.store(at + R * R, tl.sum(d_weight_w, 0))

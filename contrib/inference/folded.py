@@ -79,7 +79,10 @@ def _fold_weights(cait: CaiT) -> None:
 
 def _scale(linear: Any, factors: Tensor) -> None:
     """γ(Wx + b) = (γW)x + γb"""
-    linear.weight, linear.bias = _fixed(factors[:, None] * linear.weight), _fixed(factors * linear.bias)
+    linear.weight, linear.bias = (
+        _fixed(factors[:, None] * linear.weight),
+        _fixed(factors * linear.bias),
+    )
 
 
 def _fold_norm(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
@@ -114,7 +117,10 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
         super().__init__()
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias
+        self.weight, self.bias = (
+            torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()),
+            linear.bias,
+        )
         self.after: Any = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,13 +144,21 @@ class TalkingHeads(nn.Module):
     def __init__(self, attn: SelfAttention, packed: bool) -> None:
         super().__init__()
         self.num_heads, self.packed = attn.num_heads, packed
-        self.qkv, self.proj = (PackedLinear(layer) if packed else layer for layer in (attn.qkv, attn.proj))
+        self.qkv, self.proj = (
+            PackedLinear(layer) if packed else layer for layer in (attn.qkv, attn.proj)
+        )
         self.mix_l, self.mix_w = attn.proj_l.weight, attn.proj_w.weight
-        self.bias_w = _fixed(attn.proj_w.bias.repeat_interleave(attn.proj.in_features // attn.num_heads))
+        self.bias_w = _fixed(
+            attn.proj_w.bias.repeat_interleave(attn.proj.in_features // attn.num_heads)
+        )
 
     def forward(self, x: Tensor, gamma: None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
-        values = torch.cat([self._attend(image[None]) for image in qkv]) if self.packed else self._attend(qkv)
+        values = (
+            torch.cat([self._attend(image[None]) for image in qkv])
+            if self.packed
+            else self._attend(qkv)
+        )
         return self.proj(values + self.bias_w * qkv[:, :, 2].flatten(2).sum(dim=1, keepdim=True))
 
     def _attend(self, qkv: Tensor) -> Tensor:
@@ -179,4 +193,6 @@ class AbsorbedAttention(nn.Module):
         """The weights of the tokens, [B, h, T, keys]."""
         q = self.q(z[:, :1]).unflatten(-1, (len(self.keys), -1)).transpose(1, 2)  # [B, h, T, k]
         asked = q @ self.keys  # [B, h, T, d]
-        return (asked.flatten(1, 2) @ z.transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)
+        return (
+            (asked.flatten(1, 2) @ z.transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)
+        )

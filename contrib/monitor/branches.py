@@ -32,17 +32,25 @@ def _blocks(network: CaiT) -> list[Any]:
 def parts(network: nn.Module) -> list[Part]:
     """The branches of CaiT, two for each block, in the order of the forward pass; for another network its children."""
     if not isinstance(network, CaiT):
-        named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
+        named = [
+            (name, weights)
+            for name, child in _children(network)
+            if (weights := list(child.parameters()))
+        ]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
     branches = []
     for layer, block in enumerate(_blocks(network), start=1):
-        attention, ffn = ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
+        attention, ffn = (
+            ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
+        )
         for name, gamma, *modules in (
             (attention, block.gamma_1, block.norm1, block.attn),
             (ffn, block.gamma_2, block.norm2, block.mlp),
         ):
             parameters = [parameter for module in modules for parameter in module.parameters()]
-            branches.append(Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma))
+            branches.append(
+                Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma)
+            )
     return branches
 
 
@@ -98,10 +106,14 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _norms(x: Tensor) -> Tensor:
     """Norm of each image of x [B, ...]: [B]"""
-    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.linalg.vector_norm(
+        x.flatten(1), dim=1, dtype=torch.promote_types(x.dtype, torch.float32)
+    )
 
 
-def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> list[RemovableHandle]:
+def watch_gradients(
+    network: nn.Module, look: Callable[[int, Tensor], None]
+) -> list[RemovableHandle]:
     """Have `look(block, gradient)` called in the next backward pass, once or more for each block of CaiT.
 
     The gradient is the one with respect to the tokens that enter the block: [B, N, d], and the class tokens
@@ -115,4 +127,7 @@ def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> 
             x.register_hook(partial(look, number))
 
     watched = _blocks(network) if isinstance(network, CaiT) else []
-    return [block.register_forward_pre_hook(partial(enter, number)) for number, block in enumerate(watched)]
+    return [
+        block.register_forward_pre_hook(partial(enter, number))
+        for number, block in enumerate(watched)
+    ]

@@ -19,7 +19,13 @@ from cait.train.module import CaiTModule, whole_tensor
 from contrib.monitor import FILE, branches
 
 HEADER = "step,layer,part,name,value\n"
-QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q75": 0.75, "gamma_max": 1.0}
+QUANTILES = {
+    "gamma_min": 0.0,
+    "gamma_q25": 0.25,
+    "gamma_median": 0.5,
+    "gamma_q75": 0.75,
+    "gamma_max": 1.0,
+}
 
 
 class Monitor(Callback):
@@ -43,7 +49,9 @@ class Monitor(Callback):
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
         self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
         self._hooks: list[RemovableHandle] = []
-        self._before: list[tuple[branches.Part, Tensor, Tensor]] = []  # gradient and weights, a vector each
+        self._before: list[
+            tuple[branches.Part, Tensor, Tensor]
+        ] = []  # gradient and weights, a vector each
         self._figures: dict[tuple[int, str, str], Tensor] = {}  # by layer, part and name
 
     def _measures(self, step: int) -> bool:
@@ -67,7 +75,9 @@ class Monitor(Callback):
             measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
             ratios, sizes = map(torch.stack, zip(*measured, strict=True))  # [branches, B]
-            self._activations.append(torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)]).to(self._dtype))
+            self._activations.append(
+                torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)]).to(self._dtype)
+            )
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = scaler.get_scale() if scaler else 1.0
 
@@ -76,13 +86,21 @@ class Monitor(Callback):
 
         self._hooks = branches.watch_gradients(pl_module.model, look)
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(
+        self,
+        trainer: Trainer,
+        pl_module: CaiTModule,  # type: ignore[override]
+        optimizer: Optimizer,
+    ) -> None:
         if not self._measures(self._step):
             return
         scale = pl_module.gradient_scale(optimizer)
         self._before = []
         for part in self._parts:
-            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in part.parameters]
+            gradients = [
+                torch.zeros_like(weight) if weight.grad is None else weight.grad
+                for weight in part.parameters
+            ]
             gradient = _flat(gradients) / scale
             self._before.append((part, gradient, _flat(part.parameters)))
             self._figures[part.layer, part.name, "grad_norm"] = self._norm(gradient)
@@ -94,7 +112,9 @@ class Monitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
             hook.remove()
-        if self._measures(self._step) and trainer.global_step > self._step:  # else gradients accumulate
+        if (
+            self._measures(self._step) and trainer.global_step > self._step
+        ):  # else gradients accumulate
             self._measure_activations(trainer)
             self._measure_updates()
             self._write(trainer)
@@ -122,12 +142,18 @@ class Monitor(Callback):
             self._figures[first.layer, name, "input_grad_norm"] = norms[block]
 
     def _measure_updates(self) -> None:
-        for part, gradient, before in self._before:  # empty if a callback in front of this one skipped the step
+        for (
+            part,
+            gradient,
+            before,
+        ) in self._before:  # empty if a callback in front of this one skipped the step
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
             self._figures[part.layer, part.name, "update_cosine"] = (
                 -gradient.to(self._dtype) @ update / (self._norm(gradient) * self._norm(update))
             )
-            self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(before)
+            self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(
+                before
+            )
 
     def _norm(self, vector: Tensor) -> Tensor:
         return torch.linalg.vector_norm(vector, dtype=self._dtype)
@@ -160,7 +186,9 @@ def _keep_rows_before(path: Path, first_step: int) -> None:
     if path.is_file():
         for line in disk.read_text(path).splitlines(keepends=True)[1:]:
             step = line.partition(",")[0]
-            if line.endswith("\n") and step.isdecimal() and int(step) < first_step:  # a kill may have torn the last
+            if (
+                line.endswith("\n") and step.isdecimal() and int(step) < first_step
+            ):  # a kill may have torn the last
                 content += line
     with disk.atomic_write(path) as beside:
         beside.write_text(content)

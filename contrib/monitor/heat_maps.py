@@ -83,7 +83,9 @@ def read(folder: Path) -> Tables:
     path = folder / FILE
     figures = defaultdict[tuple[str, str], Cells](dict)
     for row in disk.read_rows(path, "only a run with the callback Monitor writes it"):
-        with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
+        with contextlib.suppress(
+            ValueError, KeyError
+        ):  # a crash of the machine has garbled the row
             part, label = row["part"], row["layer"]
             if part not in PARTS:
                 part, label = MODULES, part
@@ -120,10 +122,17 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
         layers = np.arange(len(table.layers))
         norm, colors = _colors(name, table.values)
         mesh = panel.pcolormesh(
-            _edges(times), _edges(layers + 0.5), table.values, rasterized=True, norm=norm, cmap=colors
+            _edges(times),
+            _edges(layers + 0.5),
+            table.values,
+            rasterized=True,
+            norm=norm,
+            cmap=colors,
         )
         figure.colorbar(mesh, ax=panel)
-        every = 1 if part == MODULES else math.ceil(len(layers) / 12)  # names for about a dozen layers
+        every = (
+            1 if part == MODULES else math.ceil(len(layers) / 12)
+        )  # names for about a dozen layers
         panel.set_yticks(layers[::every] + 0.5, table.layers[::every])
         panel.invert_yaxis()
         panel.set(title=PARTS[part], xlabel="epoch" if per_epoch else "step")
@@ -147,4 +156,6 @@ def _edges(centers: ndarray) -> ndarray:
     if len(centers) == 1:
         return centers[0] + np.array([-0.5, 0.5])
     halves = np.diff(centers) / 2
-    return np.concatenate([centers[:1] - halves[:1], centers[:-1] + halves, centers[-1:] + halves[-1:]])
+    return np.concatenate(
+        [centers[:1] - halves[:1], centers[:-1] + halves, centers[-1:] + halves[-1:]]
+    )

@@ -66,10 +66,14 @@ def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
             panel.axis("off")
         for panel, cell in zip(axes.flat, shown, strict=False):
             panel.imshow(cell.pixels, interpolation="auto")
-            panel.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False)
+            panel.set_title(
+                cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False
+            )
             for color, (top, left, height, width) in cell.boxes.items():
                 corner = (left - 0.5, top - 0.5)
-                panel.add_patch(Rectangle(corner, width, height, fill=False, color=color, linewidth=1.2))
+                panel.add_patch(
+                    Rectangle(corner, width, height, fill=False, color=color, linewidth=1.2)
+                )
         yield figure
 
 
@@ -96,7 +100,11 @@ def write(
             loss = losses[place] if losses else None
             lines.append([step, *_line(image, partner), loss])
             if len(cells) < most:
-                boxes = {color: box for color, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
+                boxes = {
+                    color: box
+                    for color, box in ((PASTED, image.box), (ERASED, image.erased))
+                    if box
+                }
                 caption = _caption(image, partner, loss, several)
                 cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
     first = lines[0][FIELDS.index("batch")]
@@ -128,7 +136,10 @@ def _line(image: SeenImage, partner: SeenImage | None) -> list[Any]:
 def _caption(image: SeenImage, partner: SeenImage | None, loss: float | None, several: bool) -> str:
     labels = [_short(image.class_name)]
     if partner:
-        labels = [f"{labels[0]} ({image.share:.2f})", f"+ {_short(partner.class_name)} ({1 - image.share:.2f})"]
+        labels = [
+            f"{labels[0]} ({image.share:.2f})",
+            f"+ {_short(partner.class_name)} ({1 - image.share:.2f})",
+        ]
     if loss is not None:
         labels.append(f"loss {loss:.3f}")
     position = f"p{image.process} b{image.batch} " if several else ""

@@ -47,7 +47,9 @@ class ReplayCLI(CaiTCLI):
 
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
-        self.config.fit.ckpt_path = None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
+        self.config.fit.ckpt_path = (
+            None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
+        )
 
     def _meet(self) -> None:
         """Nothing to agree on: each process finds the same checkpoint."""
@@ -55,7 +57,9 @@ class ReplayCLI(CaiTCLI):
     def _add_instantiators(self) -> None:
         super()._add_instantiators()
         if self.asked.data_only:
-            self.parser.add_instantiator(_no_network, self._model_class, subclasses=self.subclass_mode_model)
+            self.parser.add_instantiator(
+                _no_network, self._model_class, subclasses=self.subclass_mode_model
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         asked = self.asked
@@ -110,12 +114,16 @@ class ReplayCLI(CaiTCLI):
         configured = self.config_init.fit.trainer
         # What says how many batches a step has.
         callbacks = [
-            callback for callback in listed(configured.callbacks) if hasattr(callback, "get_accumulate_grad_batches")
+            callback
+            for callback in listed(configured.callbacks)
+            if hasattr(callback, "get_accumulate_grad_batches")
         ]
         try:
             return super(CaiTCLI, self).instantiate_trainer(**kwargs, callbacks=[*callbacks])
         except MisconfigurationException as error:
-            rank_zero_info(f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}")
+            rank_zero_info(
+                f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}"
+            )
             devices = configured.devices
             if isinstance(devices, list):
                 devices = len(devices)
@@ -142,7 +150,11 @@ class ReplayCLI(CaiTCLI):
     def _train(self, *args: Any, **kwargs: Any) -> None:
         asked = self.asked
         if "LOCAL_RANK" not in os.environ:
-            origin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
+            origin = (
+                f"from {asked.start}"
+                if asked.start
+                else "no checkpoint lies before it, so from the first step"
+            )
             steps = f"{self.record.start:,} to {self.steps[-1]:,}"
             print(f"step {asked.step:,}: {origin}: steps {steps} are trained again", flush=True)
         self.datamodule.trainer = None
@@ -180,7 +192,9 @@ class ReplayCLI(CaiTCLI):
             shards = [(*position, process) for position in positions for process in processes]
             read = ((batches.read(*shard), self._losses(*shard)) for shard in shards)
             several = len(shards) > 1
-            written += contact_sheet.write(stem, step, read, several, asked.images, self.datamodule.settings)
+            written += contact_sheet.write(
+                stem, step, read, several, asked.images, self.datamodule.settings
+            )
             if not asked.data_only:
                 path = stem.with_name(f"{stem.name}-gradients.csv")
                 written.append(path)

@@ -81,17 +81,30 @@ class StepRecord(Callback):
             if trainer.global_step in self.wanted:
                 logits, targets = inputs
                 pairs = zip(logits.split(1), targets.split(1), strict=True)
-                losses: Any = pl_module.all_gather(torch.stack([loss.forward(*pair) for pair in pairs]))
-                self.losses[self.batches[trainer.global_step][-1]] = losses.view(-1, len(logits)).cpu()
+                losses: Any = pl_module.all_gather(
+                    torch.stack([loss.forward(*pair) for pair in pairs])
+                )
+                self.losses[self.batches[trainer.global_step][-1]] = losses.view(
+                    -1, len(logits)
+                ).cpu()
 
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(note)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step in self.wanted:
-            self.batches.setdefault(trainer.global_step, []).append((trainer.current_epoch, batch_idx))
+            self.batches.setdefault(trainer.global_step, []).append(
+                (trainer.current_epoch, batch_idx)
+            )
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(
+        self,
+        trainer: Trainer,
+        pl_module: CaiTModule,  # type: ignore[override]
+        optimizer: Optimizer,
+    ) -> None:
         if trainer.global_step not in self.wanted:
             return
         layers: dict[str, list[Tensor]] = {}
@@ -101,7 +114,8 @@ class StepRecord(Callback):
                 layers.setdefault(layer, []).append(precise(parameter.grad))
         scale = pl_module.gradient_scale(optimizer)
         self.gradients[trainer.global_step] = {
-            layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
+            layer: float(whole_tensor(get_total_norm(gradients)) / scale)
+            for layer, gradients in layers.items()
         }
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

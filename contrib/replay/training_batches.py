@@ -87,7 +87,9 @@ class TrainingBatches:
         state: the data module's part of a checkpoint, None if there is none.
     """
 
-    def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: State | None = None) -> None:
+    def __init__(
+        self, data: ImageNetDataModule, trainer: Trainer, state: State | None = None
+    ) -> None:
         self.data = data
         self.trainer = trainer
         self._move_to(0, 0, 0)
@@ -112,14 +114,18 @@ class TrainingBatches:
     def _loader(self) -> Loader:
         loader = self.data.train_dataloader()
         if not isinstance(loader, Loader):
-            raise UserError(f"replay reads cait's own loader, not the {type(loader).__name__} of your data module")
+            raise UserError(
+                f"replay reads cait's own loader, not the {type(loader).__name__} of your data module"
+            )
         return loader
 
     def check(self, wanted: range) -> None:
         """Raises UserError if the run does not have these steps."""
         if wanted[-1] >= self.steps:
             step = wanted[0] if wanted[0] >= self.steps else wanted[-1]
-            raise UserError(f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}")
+            raise UserError(
+                f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}"
+            )
 
     def _steps_of(self, epoch: int) -> int:
         return math.ceil(self.batches_per_epoch / loops.accumulated(self.trainer, epoch))
@@ -161,7 +167,9 @@ class TrainingBatches:
                 erased=erased.get(place),
             )
             seen.append(image)
-        moved: Any = data.on_before_batch_transfer(self.trainer.precision_plugin.convert_input(raw), 0)
+        moved: Any = data.on_before_batch_transfer(
+            self.trainer.precision_plugin.convert_input(raw), 0
+        )
         moved = data.transfer_batch_to_device(moved, self.trainer.strategy.root_device, 0)
         images, targets = data.on_after_batch_transfer(moved, 0)
         if data.settings.mixes:
@@ -210,7 +218,9 @@ class TrainingBatches:
 def _index(images: TrainImages, key: Key) -> int:
     """Index of the image that was read for a key; call it after reading."""
     tried = (images.index(key, attempt) for attempt in count())
-    return next(index for index in tried if images.samples.name(index) not in images.unreadable.seen)
+    return next(
+        index for index in tried if images.samples.name(index) not in images.unreadable.seen
+    )
 
 
 def _bounds(mask: Tensor) -> Box | None:

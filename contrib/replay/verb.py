@@ -28,13 +28,33 @@ def replay(arguments: list[str], program: Program) -> None:
     trusted, others = split_flag(TRUST, arguments[len(named) :])
     options = Options("replay", DESCRIPTION)
     options.usage = USAGE
-    options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
-    options.add_argument("--count", type=int, default=1, metavar="K", help="steps in a row, from N on; default 1")
-    options.add_argument("--data-only", "--data_only", action="store_true", help="the images alone, without a model")
-    options.add_argument("--images", type=int, default=256, metavar="M", help="most images to draw; default 256")
-    options.add_argument("--ckpt_path", type=Path, metavar="FILE", help="checkpoint to begin from; default the nearest")
-    options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default replay/ in the run's")
-    options.add_argument(TRUST, action="store_true", help="run the code that the run's config.yaml names")
+    options.add_argument(
+        "--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts"
+    )
+    options.add_argument(
+        "--count", type=int, default=1, metavar="K", help="steps in a row, from N on; default 1"
+    )
+    options.add_argument(
+        "--data-only", "--data_only", action="store_true", help="the images alone, without a model"
+    )
+    options.add_argument(
+        "--images", type=int, default=256, metavar="M", help="most images to draw; default 256"
+    )
+    options.add_argument(
+        "--ckpt_path",
+        type=Path,
+        metavar="FILE",
+        help="checkpoint to begin from; default the nearest",
+    )
+    options.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder to write to; default replay/ in the run's",
+    )
+    options.add_argument(
+        TRUST, action="store_true", help="run the code that the run's config.yaml names"
+    )
     asked, given = options.parse_known_args(others)
     _check(asked, bool(named), given)
     asked.folder = rundir.folder_of(named[0]) if named else None
@@ -95,7 +115,10 @@ def _kept_start(asked: Namespace) -> Iterator[None]:
             except OSError:  # the file system has no links
                 shutil.copyfile(asked.start, kept)
             asked.ckpt_path = kept
-            sys.argv += ["--ckpt_path", str(kept)]  # the processes that Lightning starts begin from it too
+            sys.argv += [
+                "--ckpt_path",
+                str(kept),
+            ]  # the processes that Lightning starts begin from it too
         yield
     finally:
         disk.remove(kept)

@@ -42,11 +42,15 @@ async def image_of(request: Request) -> AsyncIterator[bytes]:
         try:
             body = await asyncio.wait_for(whole(request), SECONDS)
         except TimeoutError as error:
-            raise HTTPException(408, f"the image has not arrived within {SECONDS} seconds") from error
+            raise HTTPException(
+                408, f"the image has not arrived within {SECONDS} seconds"
+            ) from error
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke off") from error
         if (kind := request.headers.get("content-type", "").lower()).startswith("multipart/"):
-            raise HTTPException(415, "send the file as the body, as `curl --data-binary @FILE`, and not in a form")
+            raise HTTPException(
+                415, "send the file as the body, as `curl --data-binary @FILE`, and not in a form"
+            )
         if kind.startswith("application/json"):
             body = from_json(body)
         if not body:
@@ -77,7 +81,9 @@ def from_json(body: bytes) -> bytes:
 class Together(BatchedLoop):
     """Wait for an image, and take what else has come meanwhile. LitServe's own loop never sleeps."""
 
-    def get_batch_requests(self, lit_api: LitAPI, request_queue: Any, transport: Any) -> tuple[list, list]:
+    def get_batch_requests(
+        self, lit_api: LitAPI, request_queue: Any, transport: Any
+    ) -> tuple[list, list]:
         """([(queue of the answer, id, image)], no request that waited too long)"""
         waiting: list[Any] = []
         with suppress(Empty):
@@ -101,7 +107,9 @@ class Classifier(LitAPI):
         self.top_k = top_k
 
     def setup(self, device: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; this one ends last
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # a terminal sends Ctrl-C to every process; this one ends last
         self.module = self.load().to(device)
 
     def decode_request(self, request: Annotated[bytes, Depends(image_of)]) -> bytes:
@@ -137,6 +145,8 @@ class Classifier(LitAPI):
 def run(load: Callable[[], Any], about: Settings, top_k: int | None, host: str, port: int) -> None:
     """Serve until Ctrl-C, and answer the requests in flight; `about` is what /info says of the model."""
     # Without a timeout: PLACES bounds how long a request waits.
-    server = LitServer(Classifier(load, top_k), model_metadata=about, timeout=False, disable_openapi_url=True)
+    server = LitServer(
+        Classifier(load, top_k), model_metadata=about, timeout=False, disable_openapi_url=True
+    )
     server.app.router.routes.insert(0, Route("/", lambda request: HTMLResponse(PAGE.read_text())))
     server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)

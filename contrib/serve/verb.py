@@ -33,7 +33,9 @@ def serve(arguments: list[str], program: Program) -> None:
         module=program.module,
         data=program.data,
     )
-    module = load()  # here only to refuse a bad run before any process starts, and for what /info says
+    module = (
+        load()
+    )  # here only to refuse a bad run before any process starts, and for what /info says
     about = {
         "run": args.run,
         "network": module.hparams["name"],
@@ -51,7 +53,10 @@ def serve(arguments: list[str], program: Program) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     host = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"{args.run} answers at http://{host}:{args.port} once it is loaded; Ctrl-C stops", flush=True)
+    print(
+        f"{args.run} answers at http://{host}:{args.port} once it is loaded; Ctrl-C stops",
+        flush=True,
+    )
     server.run(load, about, args.top_k, args.host, args.port)
 
 
@@ -62,8 +67,12 @@ def _stop(number: int, frame: Any) -> None:
 
 
 def _options() -> Options:
-    options = Options("serve", "Classify the images that are sent to POST /predict. A page on / takes a picture.")
-    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options = Options(
+        "serve", "Classify the images that are sent to POST /predict. A page on / takes a picture."
+    )
+    options.add_argument(
+        "run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)"
+    )
     options.add_argument("--port", type=int, default=8000, metavar="N", help="default 8000")
     options.add_argument(
         "--host",
@@ -71,7 +80,11 @@ def _options() -> Options:
         default="127.0.0.1",
         help="0.0.0.0 and :: let other machines in; default 127.0.0.1",
     )
-    options.add_argument("--top_k", type=int, metavar="K", help="classes of each image; as in cait predict")
-    options.add_argument("--raw", action="store_true", help="the raw weights, not their moving average")
+    options.add_argument(
+        "--top_k", type=int, metavar="K", help="classes of each image; as in cait predict"
+    )
+    options.add_argument(
+        "--raw", action="store_true", help="the raw weights, not their moving average"
+    )
     options.add_trust()
     return options

@@ -46,12 +46,18 @@ def open_source(root: str, settings: Settings) -> Any:
     """
     if "://" in root:
         if not root.startswith(("s3://", "gs://")):
-            raise UserError(f"{root}: shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
+            raise UserError(
+                f"{root}: shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"
+            )
     elif not (Path(root) / INDEX).is_file():
         if (Path(root) / PLAN).is_file():
-            raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
+            raise UserError(
+                f"the shards in {root} are not finished: give the same `cait shards` command again"
+            )
         if settings.get("order") == "windowed":
-            raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
+            raise UserError(
+                f"--data.order windowed is for shards, {root} is none; `cait shards` makes them"
+            )
         return None
     from cait.data.folder import Splits
     from contrib.shards.source import ShardSource

@@ -37,7 +37,9 @@ def read_part(path: str | Path, start: int, size: int) -> bytes:
 
     Not mapped into memory: there a failing disk kills the process without a word.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # with `Path.open` and `seek` a read takes twice the time
+    file = os.open(
+        path, os.O_RDONLY | os.O_CLOEXEC
+    )  # with `Path.open` and `seek` a read takes twice the time
     try:
         data = more = os.pread(file, size, start)
         while more and len(data) < size:  # one call of the system reads 2 GiB at most
@@ -85,7 +87,9 @@ class Folder:
 
     def compared(self, piece: Piece, data: bytes) -> bytes:
         if not piece.is_in(data):
-            raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
+            raise UserError(
+                f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}"
+            )
         return data
 
 
@@ -115,7 +119,9 @@ class Bucket(Folder):
 
     def check(self, piece: Piece) -> None:
         if piece.size > self.limit:
-            raise UserError(f"a chunk of {self.root} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
+            raise UserError(
+                f"a chunk of {self.root} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb"
+            )
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """Read from the cache; a missing file is put there first."""
@@ -146,7 +152,9 @@ class Bucket(Folder):
                 with disk.atomic_write(path) as beside:
                     beside.write_bytes(data)
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; see --data.data_dir") from error
+            raise UserError(
+                f"cannot write {path}: {error.strerror}; see --data.data_dir"
+            ) from error
         return data
 
     def _make_room(self, size: int) -> None:
@@ -168,10 +176,16 @@ class Bucket(Folder):
         pause, longest = PAUSES
         while True:
             try:
-                return client(os.getpid(), endpoint(scheme)).get_object(Bucket=bucket, Key=key)["Body"].read()
+                return (
+                    client(os.getpid(), endpoint(scheme))
+                    .get_object(Bucket=bucket, Key=key)["Body"]
+                    .read()
+                )
             except ImportError as error:
                 raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
-            except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
+            except (
+                Exception
+            ) as error:  # of many kinds: the bucket's, the network's, the credentials'
                 problem = f"cannot read {address}: {one_line(error) or type(error).__name__}"
                 if not may_pass(error):
                     raise UserError(problem) from error
@@ -199,7 +213,10 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, exceptions.ClientError):
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         return status >= 500 or status in (408, 429)
-    return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
+    return isinstance(
+        error,
+        exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError,
+    )
 
 
 def endpoint(scheme: str) -> str | None:
@@ -214,7 +231,9 @@ def client(process: int, endpoint_url: str | None) -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"total_max_attempts": 1},  # `Bucket` tries again, also where an answer ends amid its body
+        retries={
+            "total_max_attempts": 1
+        },  # `Bucket` tries again, also where an answer ends amid its body
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
     )

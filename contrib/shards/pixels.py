@@ -39,13 +39,19 @@ class Pixels(Group):
 
     def used(self) -> Settings:
         """The settings that matter, for shards.json."""
-        names = ["max_side", "raw", *(["exif_orientation", "background"] if self.raw else ["quality"])]
+        names = [
+            "max_side",
+            "raw",
+            *(["exif_orientation", "background"] if self.raw else ["quality"]),
+        ]
         return {name: getattr(self, name) for name in names}
 
     def check(self, settings: Settings) -> None:
         """Raise UserError if a run with these settings would read other pixels from the files than the raw ones."""
         for name in ("exif_orientation", "background") if self.raw else ():
-            stored, wanted = (as_text(value).lower() for value in (getattr(self, name), settings[name]))
+            stored, wanted = (
+                as_text(value).lower() for value in (getattr(self, name), settings[name])
+            )
             if stored != wanted:
                 raise UserError(
                     f"the raw pixels of the shards are of {name} {stored}, the run has {wanted}: "

@@ -66,7 +66,9 @@ class ShardSamples:
     def __getitem__(self, index: int) -> tuple[BytesIO, int]:
         """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        data = self.place.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
+        data = self.place.read(
+            piece, int(self.table["starts"][index]), int(self.table["sizes"][index])
+        )
         return BytesIO(data), int(self.labels[index])
 
 
@@ -89,21 +91,27 @@ class Windowed:
 
     def __call__(self, generator: torch.Generator) -> Tensor:
         turns = torch.randperm(int(self.chunks.max()) + 1, generator=generator)
-        behind = self.window * torch.rand(len(self.chunks), dtype=torch.float64, generator=generator)
+        behind = self.window * torch.rand(
+            len(self.chunks), dtype=torch.float64, generator=generator
+        )
         return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
 class ShardSource:
     """Shards in a folder, or in a bucket by way of a cache. A split may only have the name that they have it by."""
 
-    def __init__(self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.root = root_name(splits.root)
         self.shards = shards
         self.settings = settings or {}
         self._asked = {"train": splits.train_split, "val": splits.val_split}
         self.place = Folder(self.root)
         if "://" in self.root:
-            self.place = Bucket(self.root, Path(shards.data_dir or CACHE), int(shards.cache_gb * 1e9))
+            self.place = Bucket(
+                self.root, Path(shards.data_dir or CACHE), int(shards.cache_gb * 1e9)
+            )
 
     def prepare(self) -> None:
         """Do nothing: chunks are fetched as they are needed."""
@@ -115,16 +123,22 @@ class ShardSource:
         with told_as(f"{self.root}/{INDEX} is no index for this program"):
             index = json.loads(text)
             if index["version"] != VERSION:
-                raise ValueError(f"it is of version {index['version']}, this program reads version {VERSION}")
+                raise ValueError(
+                    f"it is of version {index['version']}, this program reads version {VERSION}"
+                )
             index["pixels"] = Pixels(**index["pixels"]) if "pixels" in index else None
             for split in SPLITS:
                 files = index[split]
                 files["table"] = Piece(f"{split}/{TABLE}", *files["table"])
                 chunks = enumerate(files["chunks"])
-                files["chunks"] = [Piece(chunk_name(split, number), *chunk) for number, chunk in chunks]
+                files["chunks"] = [
+                    Piece(chunk_name(split, number), *chunk) for number, chunk in chunks
+                ]
                 asked = self._asked[split]
                 if asked not in (split, files["split"]):
-                    raise ValueError(f"it was made of {files['split']}: leave out --data.{split}_split {asked}")
+                    raise ValueError(
+                        f"it was made of {files['split']}: leave out --data.{split}_split {asked}"
+                    )
         return index
 
     def verify(self) -> Iterator[str]:
@@ -136,7 +150,10 @@ class ShardSource:
                     self.place.whole(piece)
                 except UserError as error:
                     yield str(error)
-            print(f"{self.root}/{split}: {len(files['chunks']):,} chunk(s), checksums compared", flush=True)
+            print(
+                f"{self.root}/{split}: {len(files['chunks']):,} chunk(s), checksums compared",
+                flush=True,
+            )
 
     @property
     def class_names(self) -> list[str]:
@@ -167,7 +184,11 @@ class ShardSource:
                 f"{what} of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
                 f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or {remedy}"
             )
-        return Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window) if windowed else None
+        return (
+            Windowed(torch.from_numpy(self.train.chunk_of).long(), self.shards.window)
+            if windowed
+            else None
+        )
 
     @cached_property
     def train(self) -> ShardSamples:
@@ -185,10 +206,14 @@ class ShardSource:
         with told_as(f"{self.root}/{split}/{TABLE} is no table of these shards"):
             with np.load(BytesIO(content)) as file:
                 table = {name: file[name] for name in ("names", "ends", "places", *COLUMNS)}
-            samples = ShardSamples(self.root, table, chunks, self.index["images_per_chunk"], self.place)
+            samples = ShardSamples(
+                self.root, table, chunks, self.index["images_per_chunk"], self.place
+            )
             if {len(table[name]) for name in ("ends", "places", *COLUMNS)} != {len(samples)}:
                 raise ValueError("its columns differ in length")
             known = (samples.labels < len(self.class_names)) & (samples.chunk_of < len(chunks))
-            if not known.all() or any((table[name] < 0).any() for name in ("places", "starts", "sizes")):
+            if not known.all() or any(
+                (table[name] < 0).any() for name in ("places", "starts", "sizes")
+            ):
                 raise ValueError("it is of other chunks or classes")
         return samples

@@ -12,7 +12,13 @@ WHAT = """\
 Pack the images of a data set into chunks of LitData's format, to train from a folder or from S3. The bytes of the
 files are kept as they are, unless --max_side or --raw changes the training images. Killed, the same command goes on,
 and the files are the same."""
-NAMES = {"train_split": "train", "val_split": "val", "data_dir": None, "input_key": "image", "target_key": "label"}
+NAMES = {
+    "train_split": "train",
+    "val_split": "val",
+    "data_dir": None,
+    "input_key": "image",
+    "target_key": "label",
+}
 """Options that are settings of the data module, like `val_fraction` and `download`, and their defaults."""
 
 
@@ -30,7 +36,11 @@ def shards(arguments: list[str], program: Program) -> None:
 
     root = asked.root
     settings = {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
-    opened = program.data(root=root, **settings).source if program.data else source.open_source(root, **settings)
+    opened = (
+        program.data(root=root, **settings).source
+        if program.data
+        else source.open_source(root, **settings)
+    )
     opened.prepare()
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
@@ -45,7 +55,9 @@ def shards(arguments: list[str], program: Program) -> None:
         ):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
-    print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")
+    print(
+        f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}"
+    )
 
 
 def _pixels(asked: Namespace) -> Any:
@@ -55,7 +67,9 @@ def _pixels(asked: Namespace) -> Any:
     if asked.quality is not None and (asked.raw or asked.max_side is None):
         raise UserError("--quality is for --max_side without --raw")
     if not asked.raw and (asked.exif_orientation or asked.background):
-        raise UserError("--exif_orientation and --background are for --raw: image files keep theirs for a run to read")
+        raise UserError(
+            "--exif_orientation and --background are for --raw: image files keep theirs for a run to read"
+        )
     if not asked.raw and asked.max_side is None:
         return None
     return Pixels(
@@ -71,19 +85,33 @@ def _options() -> Options:
     options = Options("shards", WHAT)
     options.add_argument("root", metavar="DIR", help="any data set that --data.root takes")
     options.add_argument("out", metavar="OUT", type=Path, help="folder for the shards")
-    options.add_argument("--images", type=int, default=512, metavar="N", help="images in a chunk; default 512")
-    options.add_argument("--workers", type=int, metavar="N", help="processes; default one for each core")
-    options.add_argument("--max_side", type=int, metavar="N", help="make larger training images so many pixels long")
-    options.add_argument("--quality", type=int, metavar="Q", help="JPEG quality of those; default 95")
-    options.add_argument("--raw", action="store_true", help="store the pixels of training images, not image files")
+    options.add_argument(
+        "--images", type=int, default=512, metavar="N", help="images in a chunk; default 512"
+    )
+    options.add_argument(
+        "--workers", type=int, metavar="N", help="processes; default one for each core"
+    )
+    options.add_argument(
+        "--max_side", type=int, metavar="N", help="make larger training images so many pixels long"
+    )
+    options.add_argument(
+        "--quality", type=int, metavar="Q", help="JPEG quality of those; default 95"
+    )
+    options.add_argument(
+        "--raw", action="store_true", help="store the pixels of training images, not image files"
+    )
     options.add_argument(
         "--exif_orientation",
         choices=("true", "false"),
         help="of raw pixels, as --data.exif_orientation",
     )
-    options.add_argument("--background", metavar="COLOR", help="of raw pixels, as --data.background; or null")
+    options.add_argument(
+        "--background", metavar="COLOR", help="of raw pixels, as --data.background; or null"
+    )
     for name, default in NAMES.items():
         options.add_argument(f"--{name}", default=default, metavar="NAME", help=f"as --data.{name}")
-    options.add_argument("--val_fraction", type=float, default=0.1, metavar="SHARE", help="as --data.val_fraction")
+    options.add_argument(
+        "--val_fraction", type=float, default=0.1, metavar="SHARE", help="as --data.val_fraction"
+    )
     options.add_argument("--download", action="store_true", help="as --data.download true")
     return options

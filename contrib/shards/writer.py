@@ -35,7 +35,14 @@ LITDATA = {
     "item_loader": "PyTreeLoader",
     "types": "json",
 } | dict.fromkeys(
-    ("chunk_bytes", "compression", "compression_batch_size", "compression_level", "encryption", "ipc_compression")
+    (
+        "chunk_bytes",
+        "compression",
+        "compression_batch_size",
+        "compression_level",
+        "encryption",
+        "ipc_compression",
+    )
 )
 """What LitData's index says of the items: pairs of bytes and a number."""
 Record = dict[str, Any]
@@ -77,7 +84,10 @@ def make(
         {
             **head,
             "splits": splits,
-            "names": {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()},
+            "names": {
+                split: hashlib.sha256(b"\n".join(listed)).hexdigest()
+                for split, listed in names.items()
+            },
         }
     )
     content = {"version": VERSION, **head}
@@ -89,8 +99,13 @@ def make(
             records[split].append(record)
             yield len(record["labels"])
         for split, listed in names.items():
-            content[split] = {"split": splits[split], **_finish(chunks, split, records[split], listed)}
-        _write(out / INDEX, f"{json.dumps(content)}\n".encode())  # last: it marks the shards as complete
+            content[split] = {
+                "split": splits[split],
+                **_finish(chunks, split, records[split], listed),
+            }
+        _write(
+            out / INDEX, f"{json.dumps(content)}\n".encode()
+        )  # last: it marks the shards as complete
         (out / PLAN).unlink()
 
 
@@ -116,12 +131,16 @@ def _start_writing(out: Path, plan: str) -> None:
 class Chunks(Dataset[tuple[str, Record]]):
     """Chunks to be made: indexing makes a missing one, and gives its set and what is known of it."""
 
-    def __init__(self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None) -> None:
+    def __init__(
+        self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None
+    ) -> None:
         self.sets = sets
         self.images = images
         self.pixels = {"train": pixels, "val": None}
         self.orders = {
-            "train": torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy(),
+            "train": torch.randperm(
+                len(sets["train"]), generator=torch.Generator().manual_seed(SEED)
+            ).numpy(),
             "val": np.arange(len(sets["val"])),
         }
         """For each set, the images in the order in which they lie in the chunks."""
@@ -129,7 +148,9 @@ class Chunks(Dataset[tuple[str, Record]]):
             split: [out / chunk_name(split, number) for number in range(-(-len(order) // images))]
             for split, order in self.orders.items()
         }
-        self.units = [(split, number) for split, paths in self.paths.items() for number in range(len(paths))]
+        self.units = [
+            (split, number) for split, paths in self.paths.items() for number in range(len(paths))
+        ]
 
     def __len__(self) -> int:
         return len(self.units)
@@ -140,7 +161,10 @@ class Chunks(Dataset[tuple[str, Record]]):
         if path.is_file():
             return split, described(path.read_bytes())
         indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
-        data = pack((encoded(self.sets[split], index, self.pixels[split]) for index in indices), len(indices))
+        data = pack(
+            (encoded(self.sets[split], index, self.pixels[split]) for index in indices),
+            len(indices),
+        )
         try:
             _write(path, data)
         except OSError as error:
@@ -199,7 +223,9 @@ def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes,
     except UnreadableImageError as error:
         raise UserError(str(error)) from error
     except OSError as error:
-        raise UserError(f"cannot read the image {samples.name(index)}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot read the image {samples.name(index)}: {error.strerror or error}"
+        ) from error
 
 
 def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes]) -> Record:
@@ -210,12 +236,19 @@ def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes
     table = file.getvalue()
     _write(paths[0].with_name(TABLE), table)
     listed = [
-        {"chunk_bytes": record["size"], "chunk_size": len(record["sizes"]), "dim": None, "filename": path.name}
+        {
+            "chunk_bytes": record["size"],
+            "chunk_size": len(record["sizes"]),
+            "dim": None,
+            "filename": path.name,
+        }
         for path, record in zip(paths, records, strict=True)
     ]
     _write(
         paths[0].with_name("index.json"),
-        json.dumps({"chunks": listed, "config": {**LITDATA, "chunk_size": chunks.images}}, sort_keys=True).encode(),
+        json.dumps(
+            {"chunks": listed, "config": {**LITDATA, "chunk_size": chunks.images}}, sort_keys=True
+        ).encode(),
     )
     return {
         "table": [len(table), hashlib.sha256(table).hexdigest()],

@@ -30,7 +30,11 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        return f"{self.method}-seed{self.seed}" if self.is_place else f"{self.method}-{self.depth}-seed{self.seed}"
+        return (
+            f"{self.method}-seed{self.seed}"
+            if self.is_place
+            else f"{self.method}-{self.depth}-seed{self.seed}"
+        )
 
 
 class Grid:
@@ -43,18 +47,26 @@ class Grid:
     """
 
     def __init__(
-        self, path: Path = GRID, size: str = "quick", data: str | None = None, more: Sequence[str] = ()
+        self,
+        path: Path = GRID,
+        size: str = "quick",
+        data: str | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         try:
             self._content = content = configurations.settings(path)
             base = content["data" if data else "digits"]
             if size not in content["sizes"]:
-                hint = did_you_mean(size, content["sizes"], f"; it has {', '.join(content['sizes'])}")
+                hint = did_you_mean(
+                    size, content["sizes"], f"; it has {', '.join(content['sizes'])}"
+                )
                 raise UserError(f"{path} has no size {size!r}{hint}")
             self._chosen = content["sizes"][size]
             disk.check_shape(self._chosen, {"depths": [int], "seeds": int}, path, f"sizes.{size}")
             self.config = CONFIGS / base["config"]
-            self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
+            self.base: Settings = (
+                base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
+            )
             self._more = list(more)
             if monitor := plugins.extras().get("monitor"):
                 self._more[:0] = [
@@ -68,11 +80,15 @@ class Grid:
             ]
             if not self.runs:
                 raise UserError(f"{path}: the size {size} has no runs")
-            refuse_chosen(more, "seed_everything", *(name for run in self.runs for name in run.settings))
+            refuse_chosen(
+                more, "seed_everything", *(name for run in self.runs for name in run.settings)
+            )
         except OSError as error:
             raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
+            raise UserError(
+                f"{path} is not a grid of a study: {type(error).__name__} {error}"
+            ) from error
 
     def _methods(self, seed: int) -> Iterable[StudyRun]:
         rates = self._content["drop_path_rate"]
@@ -96,12 +112,21 @@ class Grid:
         }
         for place in self._chosen.get("places", known):
             settings = plain | known[place]
-            yield StudyRun(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
+            yield StudyRun(
+                place,
+                settings["model.fields.depth"],
+                seed,
+                settings,
+                f"table2/{place}",
+                is_place=True,
+            )
 
     def originals(self) -> dict[str, StudyRun]:
         """By each run's name, the first run with the same settings and seed: only that one is trained."""
         first: dict[tuple[str, ...], StudyRun] = {}
-        return {run.name: first.setdefault(tuple(sorted(self.arguments(run))), run) for run in self.runs}
+        return {
+            run.name: first.setdefault(tuple(sorted(self.arguments(run))), run) for run in self.runs
+        }
 
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""

@@ -47,7 +47,9 @@ def _place_table(table: Table) -> list[str]:
     for place in table.methods:
         top1 = table.of(place)[0].published
         rows.append([place, _accuracy(table, place), "" if top1 is None else f"{top1:.1f}"])
-    return _markdown("Where the class token enters", ["place", "top-1", "the paper's, on ImageNet"], rows)
+    return _markdown(
+        "Where the class token enters", ["place", "top-1", "the paper's, on ImageNet"], rows
+    )
 
 
 def _accuracy(table: Table, method: str, depth: int | None = None) -> str:
@@ -65,7 +67,18 @@ def draw_depth(results: Sequence[Result], path: Path) -> None:
         points = [(depth, *accuracy) for depth, accuracy in accuracies if accuracy]
         depths, means, spreads = zip(*points, strict=True) if points else ((), (), ())
         line = "-" if number < 8 else "--"
-        axes.errorbar(depths, means, spreads, label=method, marker="o", markersize=3, capsize=2, linestyle=line)
-    axes.set(xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths)
+        axes.errorbar(
+            depths,
+            means,
+            spreads,
+            label=method,
+            marker="o",
+            markersize=3,
+            capsize=2,
+            linestyle=line,
+        )
+    axes.set(
+        xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths
+    )
     figure.legend(loc="outside right upper")
     plots.write(figure, path)

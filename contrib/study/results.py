@@ -28,12 +28,24 @@ class Result(StudyRun):
     failed: bool
     """Whether the run stopped giving finite gradients."""
 
-    FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "published")
+    FIELDS = (
+        "method",
+        "depth",
+        "seed",
+        "acc1",
+        "best",
+        "loss",
+        "train_loss",
+        "failed",
+        "published",
+    )
 
     @property
     def published(self) -> float | None:
         """The paper's top-1 on ImageNet in percent."""
-        from cait.extras.paper.rows import rows  # here, because the extra may be gone, and with it the networks
+        from cait.extras.paper.rows import (
+            rows,
+        )  # here, because the extra may be gone, and with it the networks
 
         return rows()[self.paper].top1 if self.paper in rows() else None
 
@@ -76,7 +88,9 @@ class Table:
     def gain(self, method: str, first: int, last: int) -> Spread | None:
         """Mean and standard deviation over the seeds of the deeper network's gain."""
         at_first = {result.seed: result.acc1 for result in self.of(method, first)}
-        return mean_and_spread([r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first])
+        return mean_and_spread(
+            [r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first]
+        )
 
 
 def mean_and_spread(values: Sequence[float]) -> Spread | None:

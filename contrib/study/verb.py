@@ -51,16 +51,28 @@ def study(arguments: list[str], program: Program) -> None:
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options = Options("study", DESCRIPTION)
-    options.add_argument("--size", default="quick", help="size of the grid: quick, full or your own; default quick")
-    options.add_argument("--data", metavar="DIR", help="folder to train on instead of the embedded digits")
-    options.add_argument("--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study")
-    options.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper")
-    options.add_argument("--jobs", type=int, help="runs at a time; default one for each core, with --data 1")
+    options.add_argument(
+        "--size", default="quick", help="size of the grid: quick, full or your own; default quick"
+    )
+    options.add_argument(
+        "--data", metavar="DIR", help="folder to train on instead of the embedded digits"
+    )
+    options.add_argument(
+        "--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study"
+    )
+    options.add_argument(
+        "--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper"
+    )
+    options.add_argument(
+        "--jobs", type=int, help="runs at a time; default one for each core, with --data 1"
+    )
     args, settings = options.parse_known_args(arguments)
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     if settings and not settings[0].startswith("--"):
-        raise UserError(f"`cait study` takes options only, not {settings[0]!r}; the folder of images is --data DIR")
+        raise UserError(
+            f"`cait study` takes options only, not {settings[0]!r}; the folder of images is --data DIR"
+        )
     return args, settings
 
 
@@ -87,7 +99,9 @@ class StudyRuns:
 
     def is_done(self, run: StudyRun) -> bool:
         """Whether it has come to its end, or to that of its gradients."""
-        return any((self.folder / run.name / name).exists() for name in (rundir.FINISHED, rundir.NONFINITE))
+        return any(
+            (self.folder / run.name / name).exists() for name in (rundir.FINISHED, rundir.NONFINITE)
+        )
 
     def train(self, run: StudyRun) -> Result | None:
         """Train or resume one run in a process of its own; None if the study was stopped.
@@ -107,7 +121,9 @@ class StudyRuns:
             return result_of(run, folder)
         if self.stopped.is_set():
             return None
-        raise UserError(f"the run {run.name} failed: {failure(folder, status or 0)}; see {folder / OUTPUT}")
+        raise UserError(
+            f"the run {run.name} failed: {failure(folder, status or 0)}; see {folder / OUTPUT}"
+        )
 
 
 def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
@@ -128,7 +144,9 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> None:
                 if result:
                     progress.advance(task, run.depth)
                     failed = ", failed" if result.failed else ""
-                    progress.console.print(f"{number:>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}")
+                    progress.console.print(
+                        f"{number:>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}"
+                    )
         except BaseException:
             runs.stopped.set()  # those that train save
             pool.shutdown(wait=False, cancel_futures=True)

@@ -3,5 +3,8 @@
 from cait.plugins import Verb
 
 VERBS = {
-    "sweep": Verb("contrib.sweep.verb:sweep", "search settings for the best run, in trials: cait sweep SPACE.yaml")
+    "sweep": Verb(
+        "contrib.sweep.verb:sweep",
+        "search settings for the best run, in trials: cait sweep SPACE.yaml",
+    )
 }

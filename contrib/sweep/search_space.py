@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from optuna import create_study
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
@@ -50,11 +55,16 @@ class SearchSpace:
         configurations.check_run_name(self.name)
         config = content.get("config", [])
         self.configs: list[str] = [config] if isinstance(config, str) else config
-        self.settings: Settings = {"best_metric": "val/acc1", **flatten(content.get("settings", {}))}
+        self.settings: Settings = {
+            "best_metric": "val/acc1",
+            **flatten(content.get("settings", {})),
+        }
         if "metric" in content:
             self.settings["best_metric"] = content["metric"]
         disk.check_shape(self.settings, {"best_metric": str}, path, "settings")
-        self.axes = {str(name): self._axis(str(name), values) for name, values in content["space"].items()}
+        self.axes = {
+            str(name): self._axis(str(name), values) for name, values in content["space"].items()
+        }
         self.metric: str = self.settings["best_metric"]
         mode = self.settings.get("best_mode") or known_mode(self.metric, {})
         self.settings["best_mode"] = mode  # files of `config` may have another
@@ -74,7 +84,10 @@ class SearchSpace:
         try:
             if isinstance(given, list):
                 return CategoricalDistribution([as_text(value) for value in given])
-            is_whole = all(isinstance(value, int) for value in (given["low"], given["high"], given.get("step", 1)))
+            is_whole = all(
+                isinstance(value, int)
+                for value in (given["low"], given["high"], given.get("step", 1))
+            )
             return IntDistribution(**given) if is_whole else FloatDistribution(**given)
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
@@ -87,13 +100,17 @@ class SearchSpace:
         choices = []
         for name, axis in self.axes.items():
             if not isinstance(axis, CategoricalDistribution):
-                raise UserError(f"{self.path}: space.{name} is a range; a grid needs a list of values")
+                raise UserError(
+                    f"{self.path}: space.{name} is a range; a grid needs a list of values"
+                )
             choices.append(axis.choices)
         return [dict(zip(self.axes, point, strict=True)) for point in itertools.product(*choices)]
 
     def sampler(self, number: int) -> BaseSampler:
         """The sampler of one trial, seeded by its number: processes that share a sweep draw different trials."""
-        return self._made("sampler", SAMPLERS, "tpe", seed=self.content.get("seed", 0) * SEEDS + number)
+        return self._made(
+            "sampler", SAMPLERS, "tpe", seed=self.content.get("seed", 0) * SEEDS + number
+        )
 
     def _made(self, key: str, kinds: Settings, default: str, **options: Any) -> Any:
         """Optuna's sampler or pruner with the options in the file."""

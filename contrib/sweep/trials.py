@@ -66,7 +66,9 @@ class Sweep:
             study.set_user_attr(SPACE, space)
         elif study.user_attrs[SPACE] != space:
             if self._has_begun():
-                raise UserError(f"{self.folder} has trials of another space than {search.path}; give another `name:`")
+                raise UserError(
+                    f"{self.folder} has trials of another space than {search.path}; give another `name:`"
+                )
             optuna.delete_study(study_name=NAME, storage=address)
             return self._open()
         return study
@@ -77,7 +79,12 @@ class Sweep:
     def train(self) -> None:
         """Train until no trial is left to begin."""
         while trial := self.next_trial():
-            print(trial_folder(self.folder, trial.number).name, *_assigned(trial), sep="  ", flush=True)
+            print(
+                trial_folder(self.folder, trial.number).name,
+                *_assigned(trial),
+                sep="  ",
+                flush=True,
+            )
             value, state = self._train(trial)
             print(in_words(self.study.tell(trial, value, state), self.search.metric), flush=True)
 
@@ -86,9 +93,13 @@ class Sweep:
         with file_lock(self.folder / LOCK):
             trials = self.study.get_trials(deepcopy=False)
             for trial in trials:
-                if trial.state == TrialState.RUNNING and self._hold(trial.number):  # who began it has ended
+                if trial.state == TrialState.RUNNING and self._hold(
+                    trial.number
+                ):  # who began it has ended
                     return Trial(self.study, trial._trial_id)
-            if len(trials) >= self.search.trials and all(trial.state != TrialState.WAITING for trial in trials):
+            if len(trials) >= self.search.trials and all(
+                trial.state != TrialState.WAITING for trial in trials
+            ):
                 return None
             self.study.sampler = self.search.sampler(len(trials))
             new = self.study.ask(self.search.axes)
@@ -113,7 +124,10 @@ class Sweep:
         with file_lock(folder / rundir.LOCK):
             pass  # a sweep that is killed may leave its trial training
         status = train_run(
-            self.program, folder, self.search.arguments(trial.params), is_enough=lambda: self.prunes(trial)
+            self.program,
+            folder,
+            self.search.arguments(trial.params),
+            is_enough=lambda: self.prunes(trial),
         )
         if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
@@ -155,7 +169,11 @@ class Sweep:
         sign = -1 if self.search.is_max else 1
         return sorted(
             (trial for trial in self.study.trials if trial.state != TrialState.WAITING),
-            key=lambda trial: (trial.state != TrialState.COMPLETE, trial.value is None, sign * (trial.value or 0.0)),
+            key=lambda trial: (
+                trial.state != TrialState.COMPLETE,
+                trial.value is None,
+                sign * (trial.value or 0.0),
+            ),
         )
 
 

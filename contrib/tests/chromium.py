@@ -44,7 +44,13 @@ def started(profile: Path, width: int = 1440) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in (
-        *("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update"),
+        *(
+            "headless=new",
+            "no-sandbox",
+            "disable-gpu",
+            "disable-background-networking",
+            "disable-component-update",
+        ),
         *("disable-sync", "no-first-run", f"user-data-dir={profile}", "window-size=1440,1000"),
     ):
         options.add_argument(f"--{flag}")

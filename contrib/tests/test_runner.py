@@ -21,9 +21,14 @@ def other(folder: Path, code: str) -> Program:
 def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
-    program = other(tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)")
+    program = other(
+        tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)"
+    )
     assert train_run(program, folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
-    assert failure(folder, 3) == f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
+    assert (
+        failure(folder, 3)
+        == f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
+    )
     with pytest.raises(UserError, match="--run_name cannot be given"):
         train_run(program, folder, ["--run_name=other"])
     (folder / "checkpoints/last.ckpt").touch()
@@ -31,7 +36,9 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert (folder / OUTPUT).read_text().splitlines()[1:] == [f"resume {folder} "]
 
 
-def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = other(tmp_path, "import time; print('here', flush=True); time.sleep(600)")
     assert train_run(program, tmp_path, [], is_enough=(tmp_path / OUTPUT).read_text) is None  # type: ignore[arg-type]
     assert failure(tmp_path, -signal.SIGTERM) == "killed by signal 15"
@@ -45,7 +52,9 @@ def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path: Path, caps
     assert "The trials have saved; the same command continues them" in capsys.readouterr().err
 
 
-def test_a_run_finds_modules_where_the_program_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_finds_modules_where_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`cait` has the current folder last on the path, if at all; `python -m cait` would have it first."""
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/cait"

@@ -62,7 +62,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         try:
             checkpoint = read(path)
         except OSError as error:  # other machines of the run may be able to read it
-            raise UserError(f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot read {path} on {socket.gethostname()}: {error.strerror or error}"
+            ) from error
         checkpoint["global_step"], checkpoint["state_dict"]
     disk.check_shape(checkpoint, FIELDS, path)
     if key := _data_key(checkpoint):
@@ -86,13 +88,21 @@ def read(path: Path) -> Any:
     with disk.open_file(path) as file:  # a pipe would wait
         is_zip = zipfile.is_zipfile(file)
     if is_zip and not is_whole(path):
-        raise UserError(f"{path} is damaged: the checksum of a part is not the one that was saved with it")
+        raise UserError(
+            f"{path} is damaged: the checksum of a part is not the one that was saved with it"
+        )
     # The release keeps the command line of its training beside the weights.
-    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+    with (
+        torch.serialization.safe_globals([argparse.Namespace]),
+        warnings.catch_warnings(action="ignore"),
+    ):
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     content = disk.plain(loaded, path, kept=(object,))
     if isinstance(content, dict):
-        for key in {"hyper_parameters", _data_key(content)} & content.keys():  # the others hold states of any type
+        for key in {
+            "hyper_parameters",
+            _data_key(content),
+        } & content.keys():  # the others hold states of any type
             content[key] = disk.plain(content[key], path, key, kept=(torch.Tensor,))
         if "state_dict" in content:
             content["state_dict"] = loaded["state_dict"]  # it holds the versions of its modules too
@@ -129,7 +139,11 @@ def _is_whole(path: Path, version: tuple[int, ...]) -> bool:
 def weights(checkpoint: Checkpoint) -> Weights:
     """The weights of the network under its own names."""
     state = checkpoint["state_dict"].items()
-    return {name.removeprefix("model."): value for name, value in state if str(name).startswith("model.")}
+    return {
+        name.removeprefix("model."): value
+        for name, value in state
+        if str(name).startswith("model.")
+    }
 
 
 def average(checkpoint: Checkpoint) -> Weights | None:
@@ -182,6 +196,10 @@ def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
 def _data_key(checkpoint: Checkpoint) -> str:
     """The key of the data module's part: it has the "class_names", and "depends_on", which a user's settings lack."""
     for key, state in checkpoint.items():
-        if isinstance(state, dict) and isinstance(state.get("class_names"), list) and "depends_on" in state:
+        if (
+            isinstance(state, dict)
+            and isinstance(state.get("class_names"), list)
+            and "depends_on" in state
+        ):
             return key
     return ""

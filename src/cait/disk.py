@@ -77,7 +77,9 @@ def read_text(path: Path, limit: int = TEXT) -> str:
         try:
             return file.read().decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} is no text in UTF-8: if it is text, save it as UTF-8") from error
+            raise UserError(
+                f"{path} is no text in UTF-8: if it is text, save it as UTF-8"
+            ) from error
 
 
 def read_json(path: Path, shape: Any) -> Any:
@@ -97,7 +99,9 @@ def check_inside(folder: Path) -> None:
     """
     home = folder.resolve()
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != "wandb" or Path(parent, name).is_symlink()]
+        folders[:] = [
+            name for name in folders if name != "wandb" or Path(parent, name).is_symlink()
+        ]
         for name in (*folders, *files):
             with suppress(FileNotFoundError):  # a run that trains replaces its files
                 _check_entry(Path(parent, name), home)
@@ -120,14 +124,18 @@ def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None
     if is_new and path.exists():
         raise UserError(f"{path} exists; move it away or name another file with --output")
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
-        raise UserError(f"{path} is no {'folder' if folder else 'regular file'}; name one with --output")
+        raise UserError(
+            f"{path} is no {'folder' if folder else 'regular file'}; name one with --output"
+        )
     try:
         parent = path.absolute() if folder else path.absolute().parent
         while not parent.exists():
             parent = parent.parent
         TemporaryFile(dir=parent).close()
     except OSError as error:
-        raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
+        raise UserError(
+            f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written"
+        ) from error
 
 
 def scratch(path: Path) -> Path:
@@ -169,7 +177,11 @@ def write_json(path: Path, content: Any) -> None:
     """Write a value whole, in one line."""
     with atomic_write(path) as beside:
         # A name that is no text is escaped, which JSON allows.
-        beside.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
+        beside.write_text(
+            json.dumps(content, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
 
 
 def read_rows(path: Path, why: str = "there is no such file") -> list[dict[str, str]]:
@@ -192,12 +204,18 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     cells of a header without commas.
     """
     try:
-        with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
+        with TextIOWrapper(
+            open_file(path), **TABLE | {"encoding": "utf-8-sig"}
+        ) as file:  # Excel begins with a mark
             head = file.readline()
             file.seek(0)
             delimiter = _delimiter(head)
-            blanks = f"{delimiter} " in head  # some tables have one before each cell, also before quotes
-            reader = csv.DictReader(file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks)
+            blanks = (
+                f"{delimiter} " in head
+            )  # some tables have one before each cell, also before quotes
+            reader = csv.DictReader(
+                file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks
+            )
             columns = reader.fieldnames = _columns(reader.fieldnames or (), name)
             for row in reader:
                 _check_cells(row, f"{name}, line {reader.line_num}")
@@ -205,7 +223,9 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
-        raise UserError(f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}") from error
+        raise UserError(
+            f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}"
+        ) from error
 
 
 def _columns(header: Sequence[str], name: str) -> list[str]:
@@ -215,7 +235,9 @@ def _columns(header: Sequence[str], name: str) -> list[str]:
         columns.pop()
     if "path" not in columns:
         known = printable(", ".join(columns)) or "none"
-        raise UserError(f"{name} has no column `path`, it has {known}; save the table as CSV in UTF-8")
+        raise UserError(
+            f"{name} has no column `path`, it has {known}; save the table as CSV in UTF-8"
+        )
     twice = [column for column in columns if column and columns.count(column) > 1]
     if twice:
         raise UserError(f"{name} has two columns `{twice[0]}`: remove one")
@@ -230,10 +252,14 @@ def _delimiter(text: str) -> str:
 
 def _check_cells(row: dict[Any, Any], where: str) -> None:
     if any(map(str.strip, row.get(None, ()))):
-        raise UserError(f"{where}: more cells than the header has; put quotes around a cell with a comma")
+        raise UserError(
+            f"{where}: more cells than the header has; put quotes around a cell with a comma"
+        )
     for column, cell in row.items():
         if column not in ("path", None) and not is_text(cell):
-            raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")
+            raise UserError(
+                f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8"
+            )
 
 
 def is_text(name: str) -> bool:
@@ -274,14 +300,18 @@ def acquire_lock(path: Path, seconds: float) -> BaseFileLock:
     """
     from filelock import FileLock  # it takes a tenth of a second to import
 
-    path.open("ab").close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
+    path.open(
+        "ab"
+    ).close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
     lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=seconds)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        tell(f"no locks on the file system of {path.parent}: see to it that only one process works there")
+        tell(
+            f"no locks on the file system of {path.parent}: see to it that only one process works there"
+        )
     return lock
 
 
@@ -296,7 +326,9 @@ def file_lock(path: Path) -> Iterator[None]:
             tell(f"waiting for {path}, which another process holds")
             lock = acquire_lock(path, -1)
     except OSError as error:
-        raise UserError(f"cannot lock {path}, so nothing can be put into {path.parent}: {error.strerror}") from error
+        raise UserError(
+            f"cannot lock {path}, so nothing can be put into {path.parent}: {error.strerror}"
+        ) from error
     try:
         yield
     finally:

@@ -43,7 +43,11 @@ class OtherEndedError(UserError):
     status = 1
 
 
-LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(__file__), str(Path(__file__).parents[2] / "contrib"))
+LIBRARIES = (
+    os.path.dirname(os.__file__),
+    os.path.dirname(__file__),
+    str(Path(__file__).parents[2] / "contrib"),
+)
 """Folders whose code is not the user's own: Python's, and ours."""
 PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders that hold installed packages."""

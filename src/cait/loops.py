@@ -80,7 +80,9 @@ def _processed(count: int, pending: int) -> dict[str, int]:
     return {"ready": count, "started": count, "processed": count, "completed": count - pending}
 
 
-def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1) -> None:
+def continue_run(
+    checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1
+) -> None:
     """Change a checkpoint, so that a Trainer goes on with the batch that comes next.
 
     After a stop within an accumulation the run goes on from its last whole step. If batches, over all processes, had
@@ -91,7 +93,9 @@ def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, i
     counters = checkpoint["loops"]["fit_loop"]
     at = Position.saved(checkpoint)
     batch = at.batch * images_before // images_now
-    batches = counters["epoch_loop.batch_progress"]["total"]["processed"] * images_before // images_now
+    batches = (
+        counters["epoch_loop.batch_progress"]["total"]["processed"] * images_before // images_now
+    )
     if batch >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
         at = at._replace(epoch=at.epoch + 1, batch=0)
     else:
@@ -115,7 +119,9 @@ def begin(trainer: Any) -> None:
     """In `on_train_start`: what Lightning does not restore."""
     position = Position.now(trainer)
     loop = trainer.fit_loop
-    loop._restarting = False  # else a schedule that follows a metric would leave out the end of this epoch
+    loop._restarting = (
+        False  # else a schedule that follows a metric would leave out the end of this epoch
+    )
     if position.batch == 0:
         # With `max_steps` Lightning would go on with the validation, and count a step for the loggers after it.
         loop.epoch_loop.restarting = False
@@ -132,7 +138,9 @@ def validate(trainer: Any) -> None:
 def accumulation(trainer: Any) -> dict[int, int]:
     """The batches of an optimizer step, by the epoch from which on they count."""
     for callback in trainer.callbacks:
-        if hasattr(callback, "get_accumulate_grad_batches"):  # Lightning's GradientAccumulationScheduler
+        if hasattr(
+            callback, "get_accumulate_grad_batches"
+        ):  # Lightning's GradientAccumulationScheduler
             return dict(sorted(callback.scheduling.items()))
     return {0: trainer.accumulate_grad_batches}
 

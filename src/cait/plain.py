@@ -31,7 +31,10 @@ def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...]
             raise _unusable(source, name, TOO_LARGE)
         if not isinstance(part, dict):
             return [copy(item, _joined(name, index), level + 1) for index, item in enumerate(part)]
-        return {check_leaf(key, name): copy(item, _joined(name, key), level + 1) for key, item in part.items()}
+        return {
+            check_leaf(key, name): copy(item, _joined(name, key), level + 1)
+            for key, item in part.items()
+        }
 
     def check_leaf(part: Any, name: str, kept: tuple[type, ...] = ()) -> Any:
         nonlocal letters
@@ -42,7 +45,9 @@ def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...]
         if isinstance(part, kept) or part is None or isinstance(part, str | float):
             return part
         if not isinstance(part, int):
-            raise _unusable(source, name, f"neither text nor a number, but of the type {type(part).__name__}")
+            raise _unusable(
+                source, name, f"neither text nor a number, but of the type {type(part).__name__}"
+            )
         if part.bit_length() > MOST_BITS:
             raise _unusable(source, name, f"a whole number of more than {MOST_BITS} bits")
         return part

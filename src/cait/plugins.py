@@ -115,7 +115,9 @@ class Run:
     def keeps(self) -> bool:
         """Whether it leaves anything in its folder: figures or checkpoints."""
         trainer = self.trainer
-        return not trainer.fast_dev_run and (trainer.logger is not False or trainer.enable_checkpointing is not False)
+        return not trainer.fast_dev_run and (
+            trainer.logger is not False or trainer.enable_checkpointing is not False
+        )
 
 
 @functools.cache
@@ -138,14 +140,18 @@ def _contributed() -> list[tuple[str, str]]:
 
 
 def _packages(folder: Path, prefix: str) -> list[tuple[str, str]]:
-    return [(path.parent.name, f"{prefix}.{path.parent.name}") for path in folder.glob("*/__init__.py")]
+    return [
+        (path.parent.name, f"{prefix}.{path.parent.name}") for path in folder.glob("*/__init__.py")
+    ]
 
 
 def of_kind(kind: str) -> list[Any]:
     """What the extras have under this name of `KINDS`, in the order of their names."""
     assert kind in KINDS, kind
     values = [getattr(extra, kind, extra) for extra in extras().values()]
-    return [value for value in values if not isinstance(value, ModuleType)]  # a file of this name is no kind
+    return [
+        value for value in values if not isinstance(value, ModuleType)
+    ]  # a file of this name is no kind
 
 
 def by_name(kind: str) -> dict[str, Any]:

@@ -22,7 +22,9 @@ def locate(path: str) -> Any:
     try:
         value: Any = importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"cannot import {path}: {error}; modules are found in the current folder too") from error
+        raise UserError(
+            f"cannot import {path}: {error}; modules are found in the current folder too"
+        ) from error
     for attribute in name.split("."):
         try:
             value = getattr(value, attribute)

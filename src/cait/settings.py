@@ -109,7 +109,9 @@ class OneOf(Rule):
 
     def check(self, name: str, value: Any) -> None:
         if value not in self.choices:
-            raise UserError(f"{name} must be one of {', '.join(map(as_text, self.choices))}, got {value!r}")
+            raise UserError(
+                f"{name} must be one of {', '.join(map(as_text, self.choices))}, got {value!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ def check_names(owner: Any, group: Any, settings: Settings) -> None:
     known = names_in(group)
     for name in settings:
         if name not in known:
-            raise UserError(f"{type(owner).__name__} has no setting {name!r}{did_you_mean(name, known)}")
+            raise UserError(
+                f"{type(owner).__name__} has no setting {name!r}{did_you_mean(name, known)}"
+            )
 
 
 def group(kind: Any, settings: Mapping[str, Any]) -> Any:

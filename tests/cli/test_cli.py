@@ -34,12 +34,18 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
         assert (run / name).is_file(), name
     names = {"train/loss", "train/acc1", "train/grad_norm", "lr", "epoch", "step"}
-    names |= {f"{part}/{figure}" for part in ("val", "val_ema") for figure in ("loss", "acc1", "acc5")}
+    names |= {
+        f"{part}/{figure}" for part in ("val", "val_ema") for figure in ("loss", "acc1", "acc5")
+    }
     assert set(rows(run)[0]) == names
-    assert {"train/loss", "val/acc1", "lr"} <= set(EventAccumulator(str(run)).Reload().Tags()["scalars"])
+    assert {"train/loss", "val/acc1", "lr"} <= set(
+        EventAccumulator(str(run)).Reload().Tags()["scalars"]
+    )
 
     assert "Warning" not in done.stderr
-    assert "leaked" not in done.stderr  # as packages in C++ say of what the garbage collector has not taken at the end
+    assert (
+        "leaked" not in done.stderr
+    )  # as packages in C++ say of what the garbage collector has not taken at the end
 
     # The rate that was asked for, at every logged step: 22 steps an epoch, 3 epochs of warm-up in a run of 2.
     for step, rate in steps_and_rates(run):
@@ -47,15 +53,25 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
 
     again = cait("fit", *SMALL, "--run_name=first")
     assert again.returncode == 2
-    assert again.stderr.strip().endswith("go on with `cait resume first` or give another --run_name")
+    assert again.stderr.strip().endswith(
+        "go on with `cait resume first` or give another --run_name"
+    )
 
     scored = cait("eval", "first")
     assert scored.returncode == 0, scored.stderr
     best, raw = max(
-        ((float(row["val_ema/acc1"]), float(row["val/acc1"])) for row in rows(run) if row["val_ema/acc1"]),
+        (
+            (float(row["val_ema/acc1"]), float(row["val/acc1"]))
+            for row in rows(run)
+            if row["val_ema/acc1"]
+        ),
         key=lambda scores: scores[0],
     )
-    (kept,) = (state["other_score"] for state in checkpoint(run)["callbacks"].values() if "other_score" in state)
+    (kept,) = (
+        state["other_score"]
+        for state in checkpoint(run)["callbacks"].values()
+        if "other_score" in state
+    )
     assert kept == pytest.approx(raw, rel=1e-6)
     shown = next(line for line in scored.stdout.splitlines() if "top-1" in line).split("│")
     assert float(shown[3].removesuffix(" % ")) == pytest.approx(best, abs=0.01)
@@ -71,20 +87,28 @@ def test_an_error_within_an_error_leaves_no_worker_behind(cait: Cait) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:
+def test_two_processes_count_every_picture_once(
+    cait: Cait, tmp_path: Path, mixed_root: Path
+) -> None:
     folder = [f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
     record = ["--trainer.callbacks+=recorder.Recorder", "--trainer.callbacks.folder=seen"]
     brief = ["--data.batch_size=4", "--trainer.max_epochs=3", "--run_name=ddp"]
     done = cait("fit", *SMALL, *folder, *two, *brief, *record)
     assert done.returncode == 0, done.stderr
-    seen = [json.loads(line) for r in (0, 1) for line in (tmp_path / f"seen/val-{r}.jsonl").read_text().splitlines()]
+    seen = [
+        json.loads(line)
+        for r in (0, 1)
+        for line in (tmp_path / f"seen/val-{r}.jsonl").read_text().splitlines()
+    ]
     counts = Counter(picture for batch in seen for picture in batch)
     assert len(counts) == 15
     assert set(counts.values()) == {3}  # once an epoch
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ddp"]
     with_two = [row for row in rows(tmp_path / "logs/ddp") if row["val/acc1"]][-1]
-    scored = cait("eval", "ddp", "--ckpt_path=logs/ddp/checkpoints/last.ckpt", "--trainer.devices=1")
+    scored = cait(
+        "eval", "ddp", "--ckpt_path=logs/ddp/checkpoints/last.ckpt", "--trainer.devices=1"
+    )
     assert scored.returncode == 0, scored.stderr
     found = json.loads((tmp_path / "logs/ddp/evaluation.json").read_text())["raw"]
     for name in ("acc1", "loss"):  # 15 pictures: 8 for one process, 7 for the other
@@ -93,25 +117,42 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
 
 @pytest.mark.parametrize(
     ("batch_size", "accumulated", "mixup", "share"),
-    [(32, 1, 0.8, 8), (64, 2, 0.8, 8), (16, 4, 0.0, 1), (16, 4, 0.8, None), (30, 1, 0.0, None), (2, 1, 0.0, None)],
+    [
+        (32, 1, 0.8, 8),
+        (64, 2, 0.8, 8),
+        (16, 4, 0.0, 1),
+        (16, 4, 0.8, None),
+        (30, 1, 0.0, None),
+        (2, 1, 0.0, None),
+    ],
 )
 def test_a_global_batch_is_shared_out_over_four_processes(
     batch_size: int, accumulated: int, mixup: float, share: int | None, digits_root: Path
 ) -> None:
-    data = ImageNetDataModule(str(digits_root), batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0)
+    data = ImageNetDataModule(
+        str(digits_root), batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0
+    )
     trainer: Any = SimpleNamespace(world_size=4, accumulate_grad_batches=accumulated, callbacks=[])
     if share is None:
-        with pytest.raises(UserError, match=f"batch_size {batch_size} cannot be shared out over {4 * accumulated}"):
+        with pytest.raises(
+            UserError, match=f"batch_size {batch_size} cannot be shared out over {4 * accumulated}"
+        ):
             data.share_batch(trainer)
         return
     for _ in range(2):  # nothing is shared out twice
         data.share_batch(trainer)
         assert data.batch_size == data.eval_batch_size == share
-    assert ImageNetDataModule(str(digits_root), batch_size=4096, global_batch=True).eval_batch_size == 128  # to score
+    assert (
+        ImageNetDataModule(str(digits_root), batch_size=4096, global_batch=True).eval_batch_size
+        == 128
+    )  # to score
 
 
 def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    digits_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
@@ -141,7 +182,9 @@ def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(
     assert "rename the folder logs/my fork: a run's name has letters" in capsys.readouterr().err
 
 
-def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_dev_run_writes_nothing(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
     here = ["--data.num_workers=0", "--trainer.devices=1"]  # this process could not start others
@@ -151,7 +194,9 @@ def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkey
 
 def test_help_is_quick_and_lists_the_verbs() -> None:
     # In a process that cannot import torch, so that it cannot become slow.
-    done = python("import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])")
+    done = python(
+        "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
+    )
     assert done.returncode == 0, done.stderr
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict"))
 
@@ -182,17 +227,28 @@ def test_interrupted_or_cut_off(
         ("cait --help | true; exit ${PIPESTATUS[0]}", 141, ""),
         ("cait --version > /dev/full", 2, "cannot use the disk: No space left on device"),
         ("cait --help >&-", 0, ""),
-        ("mkdir a; cd a; rmdir ../a; cait fit", 2, "the working directory has been removed; change into another"),
+        (
+            "mkdir a; cd a; rmdir ../a; cait fit",
+            2,
+            "the working directory has been removed; change into another",
+        ),
     ],
 )
-def test_what_a_shell_hands_over_may_be_closed_or_full(command: str, status: int, told: str, tmp_path: Path) -> None:
+def test_what_a_shell_hands_over_may_be_closed_or_full(
+    command: str, status: int, told: str, tmp_path: Path
+) -> None:
     script = f'cait() {{ "{sys.executable}" -m cait "$@"; }}; {command}'
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (status, f"cait: error: {told}\n" if told else "")
 
 
 def test_a_run_that_lies_elsewhere(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    digits_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
@@ -203,18 +259,35 @@ def test_a_run_that_lies_elsewhere(
     monkeypatch.setenv("COLUMNS", "300")
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
-        main(["fit", *SMALL, *steps, "--trainer.max_epochs=1", f"--trainer.default_root_dir={elsewhere}"])
+        main(
+            [
+                "fit",
+                *SMALL,
+                *steps,
+                "--trainer.max_epochs=1",
+                f"--trainer.default_root_dir={elsewhere}",
+            ]
+        )
         assert (elsewhere / name / "config.yaml").is_file()
     # Moved and renamed, it goes on where it lies; with --ckpt_path, from that checkpoint.
     moved = (elsewhere / "digits").rename(tmp_path / "moved")
     (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")
     (moved / "checkpoints/last.ckpt").write_text("torn")
     main(["resume", "moved", "--ckpt_path=kept.ckpt", "--trainer.max_epochs=2"])
-    assert [int(row["step"]) for row in rows(moved) if not row["lr-AdamW/pg1"]] == [0, 1, 1, 2, 3, 3]
+    assert [int(row["step"]) for row in rows(moved) if not row["lr-AdamW/pg1"]] == [
+        0,
+        1,
+        1,
+        2,
+        3,
+        3,
+    ]
     assert checkpoint(moved)["global_step"] == 4
     best = next(state for key, state in checkpoint(moved)["callbacks"].items() if "val/acc1" in key)
     assert best["best_model_path"] == str(moved / "checkpoints/best.ckpt")
-    assert best["best_model_score"] == max(float(row["val/acc1"]) for row in rows(moved) if row["val/acc1"])
+    assert best["best_model_score"] == max(
+        float(row["val/acc1"]) for row in rows(moved) if row["val/acc1"]
+    )
     main(["eval", str(moved)])
     assert "top-1" in capsys.readouterr().out
     assert not (tmp_path / "logs").exists()

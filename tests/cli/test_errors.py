@@ -93,7 +93,9 @@ VERBS = {
     "eval --config digits.yaml": "nothing to score: give --ckpt_path",
 }
 if not torch.accelerator.is_available():
-    OPTIONS["--trainer.accelerator gpu"] = "no supported gpu backend found: take --trainer.accelerator auto"
+    OPTIONS["--trainer.accelerator gpu"] = (
+        "no supported gpu backend found: take --trainer.accelerator auto"
+    )
 ROWS = [
     *(([*FIT, *option.split(" ")], words) for option, words in OPTIONS.items()),
     *((["fit", "--config", file], words) for file, words in CONFIGS.items()),
@@ -120,7 +122,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     (folder / "logs/changed/config.yaml").write_text("trainer: {max_epochs: many}")
     for name in ("last.ckpt", "best.ckpt"):
         with (run / "checkpoints" / name).open("wb") as file:
-            np.savez(file, empty=0)  # a whole zip file, which is all that is looked at before the configuration
+            np.savez(
+                file, empty=0
+            )  # a whole zip file, which is all that is looked at before the configuration
     return folder
 
 
@@ -133,10 +137,16 @@ def no_information() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), ROWS, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
+    ("arguments", "words"),
+    ROWS,
+    ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "",
 )
 def test_what_is_typed_wrong_gets_one_line(
-    arguments: list[str], words: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.setattr(sys, "argv", ["cait"])
@@ -157,10 +167,15 @@ IN_SHELL = OF_TASK | dict(SLURM_STEP_ID="4294967290", SLURM_STEP_NUM_TASKS="1")
 
 @pytest.mark.parametrize("place", [{}, OF_TASK | dict(ENVIRONMENT="BATCH"), IN_SHELL])
 def test_tasks_that_srun_did_not_start_are_told(
-    place: dict[str, str], desk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: dict[str, str],
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In a shell of salloc, in a batch script, and in the step of one task that is an interactive shell."""
-    job = dict(SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_NTASKS_PER_NODE="4")
+    job = dict(
+        SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_NTASKS_PER_NODE="4"
+    )
     for name, value in (job | place).items():
         monkeypatch.setenv(name, value)
     test_what_is_typed_wrong_gets_one_line(FIT, "SLURM", desk, monkeypatch, capfd)

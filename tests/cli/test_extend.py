@@ -31,7 +31,9 @@ OWN = dict(
         metrics=dict(f1="own_parts:macro_f1"),
         lr=0.05,
     ),
-    data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
+    data=dict(
+        root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1
+    ),
     best_metric="val/f1",
 )
 

@@ -90,7 +90,11 @@ def operation(image):
     fail("augmentation")
     return image
 """
-LINES = {name: n for n, line in enumerate(MINE.splitlines(), 1) for name in re.findall(r'^    "(\w+)": lambda', line)}
+LINES = {
+    name: n
+    for n, line in enumerate(MINE.splitlines(), 1)
+    for name in re.findall(r'^    "(\w+)": lambda', line)
+}
 WORDS = {
     "key": "KeyError: 'missing'",
     "odd": "(1, 'two')",
@@ -118,7 +122,12 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(
+    tmp_path: Path,
+    digits_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Run:
     """What `cait fit` of two steps in this process, which is to fail, writes to standard error."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
@@ -130,7 +139,12 @@ def run(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capf
     def run(part: str, error: str, *arguments: str) -> str:
         monkeypatch.setenv("PART", part)
         monkeypatch.setenv("ERROR", error)
-        place = [f"--data.root={digits_root}", "--data.num_workers=0", "--run_name=mine", "--trainer.max_steps=2"]
+        place = [
+            f"--data.root={digits_root}",
+            "--data.num_workers=0",
+            "--run_name=mine",
+            "--trainer.max_steps=2",
+        ]
         with pytest.raises(SystemExit) as stop:
             main(["fit", *SMALL, *place, *arguments])
         assert stop.value.code == 2  # a scheduler does not try it again
@@ -164,8 +178,12 @@ def test_of_a_loaders_process_the_traceback_is_shown_as_torch_gives_it(
 
 
 def test_the_last_line_says_how_to_continue(run: Run) -> None:
-    shown = run("hook after a save", "key", *CALLBACK, "--save_every_n_steps=1", "--trainer.max_steps=3")
-    assert shown.splitlines()[-1].endswith(f"(mine.py:{LINES['key']}); to continue: cait resume mine")
+    shown = run(
+        "hook after a save", "key", *CALLBACK, "--save_every_n_steps=1", "--trainer.max_steps=3"
+    )
+    assert shown.splitlines()[-1].endswith(
+        f"(mine.py:{LINES['key']}); to continue: cait resume mine"
+    )
 
 
 def test_a_fault_of_ours_keeps_its_traceback(
@@ -176,7 +194,10 @@ def test_a_fault_of_ours_keeps_its_traceback(
     with pytest.raises(SystemExit) as stop:
         main(["eval"])
     assert stop.value.code == 1
-    assert capfd.readouterr().err.splitlines()[-2:] == ["KeyError: 'missing'", "cait: error: KeyError: 'missing'"]
+    assert capfd.readouterr().err.splitlines()[-2:] == [
+        "KeyError: 'missing'",
+        "cait: error: KeyError: 'missing'",
+    ]
 
 
 def test_a_file_that_ends_the_process_is_named(run: Run, tmp_path: Path) -> None:

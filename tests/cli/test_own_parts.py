@@ -85,7 +85,11 @@ class Unused(torch.nn.Module):
         return self.head(images.mean(dim=(2, 3)))
 
 """
-BRIEF = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1"]
+BRIEF = [
+    "--trainer.limit_train_batches=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.log_every_n_steps=1",
+]
 
 Fit = Callable[..., None]
 
@@ -104,7 +108,12 @@ def fit(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> F
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     def fit(*arguments: str, **classes: type) -> None:
-        place = [f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.devices=1", "--run_name=mine"]
+        place = [
+            f"--data.root={digits_root}",
+            "--data.num_workers=0",
+            "--trainer.devices=1",
+            "--run_name=mine",
+        ]
         main(["fit", *SMALL, *place, *BRIEF, *arguments], **classes)  # type: ignore[arg-type]
 
     return fit
@@ -114,7 +123,9 @@ def refused(capfd: pytest.CaptureFixture[str], act: Callable[[], None]) -> str:
     with pytest.raises(SystemExit) as stop:
         act()
     assert stop.value.code == 2
-    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+    [line] = [
+        line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")
+    ]
     return line
 
 
@@ -124,8 +135,19 @@ def test_a_file_of_ones_own_has_every_verb(
 ) -> None:
     # Lightning starts a second process as `python my_train.py fit ...` too.
     (tmp_path / "images").symlink_to(digits_root / "val/0")
-    arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, f"--trainer.devices={processes}"]
-    arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
+    arguments = [
+        *SMALL,
+        f"--data.root={digits_root}",
+        "--data.num_workers=0",
+        *BRIEF,
+        f"--trainer.devices={processes}",
+    ]
+    arguments += [
+        "--trainer.max_epochs=1",
+        "--model.answer=42",
+        "--ema.decay=0.9",
+        "--run_name=mine",
+    ]
     arguments += ["--best_metric=val/answer", "--best_mode=min"]
     sys.path.insert(0, str(tmp_path))  # which `fit` puts back
     my_train = importlib.import_module("my_train")
@@ -140,10 +162,21 @@ def test_a_file_of_ones_own_has_every_verb(
     assert ckpt.class_names(checkpoint(mine)) == [str(digit) for digit in range(10)]
     assert "MyData" in checkpoint(mine)
 
-    main(["resume", "mine", "--trainer.max_epochs=2", "--trainer.devices=1", "--data.check_resume=false"], **classes)
+    main(
+        [
+            "resume",
+            "mine",
+            "--trainer.max_epochs=2",
+            "--trainer.devices=1",
+            "--data.check_resume=false",
+        ],
+        **classes,
+    )
     assert checkpoint(mine)["global_step"] == 4
     assert [row["val/answer"] for row in rows(mine) if row["val/answer"]] == ["42.0", "42.25"]
-    assert torch.load(mine / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0  # the smaller one
+    assert (
+        torch.load(mine / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
+    )  # the smaller one
     capfd.readouterr()
 
     main(["eval", "mine", "--trainer.devices=1"], **classes)
@@ -186,7 +219,11 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
             "--trainer.callbacks EarlyStopping: the largest val/acc1 is the best, give it mode max",
         ),
         (
-            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1", *UNVALIDATED],
+            [
+                "--trainer.callbacks+=EarlyStopping",
+                "--trainer.callbacks.monitor=val/acc1",
+                *UNVALIDATED,
+            ],
             "--trainer.callbacks EarlyStopping: --trainer.limit_val_batches 0 leaves no val/acc1",
         ),
         (
@@ -209,11 +246,26 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
             ["--trainer.default_root_dir=s3://bucket/runs"],
             "--trainer.default_root_dir s3://bucket/runs: a run is on a disk; copy it from there",
         ),
-        ([*UNVALIDATED, "--best_metric=val/loss"], "--best_metric val/loss does nothing without validation"),
-        (["--best_metric=val/answer"], "--best_metric val/answer: is the largest value best, or the smallest?"),
-        (["--trainer.callbacks+=my_parts.Unsaved"], "config.yaml cannot hold device: Unable to serialize instance cpu"),
-        (["--best_metric=val/f1"], "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss"),
-        (["--best_metric=acc5"], "--best_metric acc5: there is no such metric, only val/acc1, val/acc5, val/loss"),
+        (
+            [*UNVALIDATED, "--best_metric=val/loss"],
+            "--best_metric val/loss does nothing without validation",
+        ),
+        (
+            ["--best_metric=val/answer"],
+            "--best_metric val/answer: is the largest value best, or the smallest?",
+        ),
+        (
+            ["--trainer.callbacks+=my_parts.Unsaved"],
+            "config.yaml cannot hold device: Unable to serialize instance cpu",
+        ),
+        (
+            ["--best_metric=val/f1"],
+            "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss",
+        ),
+        (
+            ["--best_metric=acc5"],
+            "--best_metric acc5: there is no such metric, only val/acc1, val/acc5, val/loss",
+        ),
     ],
 )
 def test_a_part_that_cannot_be_made_is_told(
@@ -226,7 +278,11 @@ def test_a_part_that_cannot_be_made_is_told(
     assert not list(tmp_path.glob("s3*"))
 
 
-TABLE = re.search(r"\n## Use Lightning's callbacks\n(.*?)\n## ", (REPO / "docs/extending.md").read_text(), re.DOTALL)[1]
+TABLE = re.search(
+    r"\n## Use Lightning's callbacks\n(.*?)\n## ",
+    (REPO / "docs/extending.md").read_text(),
+    re.DOTALL,
+)[1]
 ARGUMENTS = {
     "EarlyStopping": ["monitor=val/loss"],
     "GradientAccumulationScheduler": ["scheduling={0: 1, 1: 2}"],
@@ -249,15 +305,21 @@ def test_lightnings_callbacks_are_refused_as_the_page_says(
         bases = {base.__name__ for base in getattr(callbacks, name).__mro__}
         assert bool(bases & refusals.REPLACED.keys()) == (name in REFUSED), name
     told = refused(
-        capfd, lambda: fit("--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=1")
+        capfd,
+        lambda: fit(
+            "--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=1"
+        ),
     )
     assert (
-        "--trainer.callbacks StochasticWeightAveraging: no checkpoint would hold its average; take --ema.decay" in told
+        "--trainer.callbacks StochasticWeightAveraging: no checkpoint would hold its average; take --ema.decay"
+        in told
     )
     assert not (tmp_path / "logs").exists()
 
 
-def test_the_other_callbacks_of_lightning_work_together_also_in_a_resumed_run(fit: Fit, tmp_path: Path) -> None:
+def test_the_other_callbacks_of_lightning_work_together_also_in_a_resumed_run(
+    fit: Fit, tmp_path: Path
+) -> None:
     given: list[str] = []
     others = [*REFUSED, "RichProgressBar", "RichModelSummary"]  # there is one bar, and one summary
     for name in (name for name in PAGE if name not in others):
@@ -268,15 +330,30 @@ def test_the_other_callbacks_of_lightning_work_together_also_in_a_resumed_run(fi
     assert {row["epoch"] for row in rows(tmp_path / "logs/mine")} >= {"0", "1", "2"}
 
 
-def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(fit: Fit, tmp_path: Path) -> None:
+def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(
+    fit: Fit, tmp_path: Path
+) -> None:
     def best() -> tuple[str, dict]:
-        [(key, state)] = [item for item in checkpoint(mine)["callbacks"].items() if "best_model_score" in str(item)]
+        [(key, state)] = [
+            item
+            for item in checkpoint(mine)["callbacks"].items()
+            if "best_model_score" in str(item)
+        ]
         return key, state
 
     mine = tmp_path / "logs/mine"
-    fit("--trainer.max_epochs=3", "--best_metric=val/loss", "--model.lr=0.01", "--model.warmup_epochs=0")
-    assert best()[1]["best_model_score"] == min(float(row["val/loss"]) for row in rows(mine) if row["val/loss"])
-    main(["resume", "mine", "--best_metric=train/acc1", "--best_mode=min", "--trainer.max_epochs=4"])
+    fit(
+        "--trainer.max_epochs=3",
+        "--best_metric=val/loss",
+        "--model.lr=0.01",
+        "--model.warmup_epochs=0",
+    )
+    assert best()[1]["best_model_score"] == min(
+        float(row["val/loss"]) for row in rows(mine) if row["val/loss"]
+    )
+    main(
+        ["resume", "mine", "--best_metric=train/acc1", "--best_mode=min", "--trainer.max_epochs=4"]
+    )
     assert "'mode': 'min'" in best()[0]
     main(["resume", "mine", "--best_metric=val/acc1", "--trainer.max_epochs=5"])
     assert "'mode': 'max'" in best()[0]
@@ -290,14 +367,25 @@ def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(
     ],
 )
 def test_what_ddp_does_not_take_is_told(
-    name: str, words: str, fit: Fit, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    words: str,
+    fit: Fit,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    net = [f"--model.name={name}", "--model.fields=null", "--model.drop_path_rate=null", "--trainer.max_epochs=1"]
+    net = [
+        f"--model.name={name}",
+        "--model.fields=null",
+        "--model.drop_path_rate=null",
+        "--trainer.max_epochs=1",
+    ]
     ddp = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.sync_batchnorm=true"]
     converted: list[Any] = []
     real = SyncBatchNorms.apply
-    monkeypatch.setattr(SyncBatchNorms, "apply", lambda self, model: converted.append(model) or real(self, model))
+    monkeypatch.setattr(
+        SyncBatchNorms, "apply", lambda self, model: converted.append(model) or real(self, model)
+    )
     try:
         assert words in refused(capfd, lambda: fit(*net, *ddp))
     finally:
@@ -313,17 +401,26 @@ def test_a_batch_norm_that_is_shared_keeps_the_activation_of_timms() -> None:
         shared = SyncBatchNorms().apply(copy.deepcopy(network))
         assert any(isinstance(part, torch.nn.SyncBatchNorm) for part in shared.modules())
         assert torch.equal(SyncBatchNorms().revert(shared)(images), expected)
-        assert not torch.allclose(TorchSyncBatchNorm().apply(copy.deepcopy(network))(images), expected)  # Lightning's
+        assert not torch.allclose(
+            TorchSyncBatchNorm().apply(copy.deepcopy(network))(images), expected
+        )  # Lightning's
 
 
 def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    for name, value in dict(JOB_ID="7", JOB_NAME="x", NTASKS="1", PROCID="0", LOCALID="0", NODEID="0").items():
+    for name, value in dict(
+        JOB_ID="7", JOB_NAME="x", NTASKS="1", PROCID="0", LOCALID="0", NODEID="0"
+    ).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     plugin = "--trainer.plugins=lightning.pytorch.plugins.environments.SLURMEnvironment"
-    fit("--trainer.max_epochs=1", "--seed_everything=true", plugin, "--trainer.plugins.auto_requeue=false")
+    fit(
+        "--trainer.max_epochs=1",
+        "--seed_everything=true",
+        plugin,
+        "--trainer.plugins.auto_requeue=false",
+    )
     main(["resume", "mine", "--trainer.max_epochs=2"])
     assert checkpoint(tmp_path / "logs/mine")["epoch"] == 1
 
@@ -332,9 +429,14 @@ class MyData(ImageNetDataModule):
     pass
 
 
-@pytest.mark.parametrize(("before", "after"), [(MyData, ImageNetDataModule), (ImageNetDataModule, MyData)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(MyData, ImageNetDataModule), (ImageNetDataModule, MyData)]
+)
 def test_a_subclass_of_the_data_module_takes_up_the_others_part(
-    before: type[ImageNetDataModule], after: type[ImageNetDataModule], tmp_path: Path, digits_root: Path
+    before: type[ImageNetDataModule],
+    after: type[ImageNetDataModule],
+    tmp_path: Path,
+    digits_root: Path,
 ) -> None:
     """Lightning looks for the class's own name, and would pass over another's part in silence."""
     common: dict = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0)
@@ -344,7 +446,9 @@ def test_a_subclass_of_the_data_module_takes_up_the_others_part(
     first.save_checkpoint(tmp_path / "x.ckpt")
     resumed: dict = dict(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     same: dict = dict(datamodule=after(seed=1, **common), **resumed)
-    with pytest.raises(UserError, match=f"class of the data module was {before.__name__}, is {after.__name__}"):
+    with pytest.raises(
+        UserError, match=f"class of the data module was {before.__name__}, is {after.__name__}"
+    ):
         trainer(max_epochs=2, **short).fit(module(num_classes=10), **same)
     same["datamodule"].check_resume = False
     trainer(max_epochs=2, **short).fit(module(num_classes=10), **same)

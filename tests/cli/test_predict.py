@@ -38,8 +38,18 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
-        how = ["--data.crop_pct=0.8", "--data.interpolation=bilinear", "--data.batch_size=4", "--data.num_workers=0"]
-        steps = ["--trainer.max_epochs=1", "--model.warmup_epochs=0", "--model.lr=0.01", "--ema.decay=0.9"]
+        how = [
+            "--data.crop_pct=0.8",
+            "--data.interpolation=bilinear",
+            "--data.batch_size=4",
+            "--data.num_workers=0",
+        ]
+        steps = [
+            "--trainer.max_epochs=1",
+            "--model.warmup_epochs=0",
+            "--model.lr=0.01",
+            "--ema.decay=0.9",
+        ]
         main(["fit", *SMALL, "--data.root=photos", "--run_name=mixed.pt", *how, *steps])
     (place / "photos").rename(place / "gone")  # the checkpoint knows the classes
     return place
@@ -48,7 +58,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
 def expected(path: Path, ema: bool) -> torch.Tensor:
     """Probabilities by the network alone, of an image that timm has prepared."""
     checkpoint = ckpt.read_checkpoint("logs/mixed.pt/checkpoints/best.ckpt")
-    network = package.create_model("xxs24", 16, 3, embed_dim=32, depth=2, num_heads=2, patch_size=4).eval()
+    network = package.create_model(
+        "xxs24", 16, 3, embed_dim=32, depth=2, num_heads=2, patch_size=4
+    ).eval()
     network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
     timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
     with torch.no_grad():
@@ -62,7 +74,9 @@ def lines(text: str) -> list[dict]:
     return rows
 
 
-def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_image_gets_its_row_in_every_format(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["predict", "mixed.pt", "images", "missing.png", "--format", "jsonl"])
     told = capsys.readouterr()
     rows = lines(told.out)
@@ -82,9 +96,21 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
             indices = [best["index"] for best in row["predictions"]]
             assert (got - probabilities[indices]).abs().max() < 1e-5
             assert indices == probabilities.argsort(descending=True).tolist()
-            assert [best["class"] for best in row["predictions"]] == [CLASSES[index] for index in indices]
+            assert [best["class"] for best in row["predictions"]] == [
+                CLASSES[index] for index in indices
+            ]
 
-    main(["predict", "mixed.pt", "images", "missing.png", "--format=csv", "--top_k=2", "--output=out/two.csv"])
+    main(
+        [
+            "predict",
+            "mixed.pt",
+            "images",
+            "missing.png",
+            "--format=csv",
+            "--top_k=2",
+            "--output=out/two.csv",
+        ]
+    )
     assert capsys.readouterr().out == "out/two.csv\n"
     with open("out/two.csv", newline="") as file:
         table = list(csv.DictReader(file))
@@ -93,12 +119,20 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
         assert ours["error"] == row.get("error", "")
         best = row.get("predictions", [{"class": "", "probability": ""}] * 2)
         assert [ours["class"], ours["class_2"]] == [best[0]["class"], best[1]["class"]]
-        assert "error" in row or float(ours["probability_2"]) == pytest.approx(best[1]["probability"], abs=6e-5)
+        assert "error" in row or float(ours["probability_2"]) == pytest.approx(
+            best[1]["probability"], abs=6e-5
+        )
 
-    main(["predict", "mixed.pt", "images", "--top_k=99", f"--output={here / 'all.jsonl'}"])  # the suffix is the format
+    main(
+        ["predict", "mixed.pt", "images", "--top_k=99", f"--output={here / 'all.jsonl'}"]
+    )  # the suffix is the format
     told = capsys.readouterr()
     assert told.out == f"{here / 'all.jsonl'}\n"
-    assert {len(row["predictions"]) for row in lines(Path("all.jsonl").read_text()) if "predictions" in row} == {3}
+    assert {
+        len(row["predictions"])
+        for row in lines(Path("all.jsonl").read_text())
+        if "predictions" in row
+    } == {3}
 
     main(["predict", "--top_k", "1", "mixed.pt", "images", "missing.png"])
     shown = capsys.readouterr().out.splitlines()
@@ -122,7 +156,9 @@ def test_names_come_from_files_and_standard_input(
     assert [row["path"] for row in rows] == [one, two, "odd \udcff.png"]
     assert "error" in rows[-1]
     best = rows[0]["predictions"][0]
-    assert best["probability"] == pytest.approx(expected(one, ema=False)[best["index"]].item(), abs=1e-5)
+    assert best["probability"] == pytest.approx(
+        expected(one, ema=False)[best["index"]].item(), abs=1e-5
+    )
     assert abs(best["probability"] - expected(one, ema=True)[best["index"]].item()) > 1e-3
 
 
@@ -131,7 +167,14 @@ def test_a_folder_is_searched_as_in_training(
 ) -> None:
     """Links are followed, each folder is listed once, and broken links are counted."""
     monkeypatch.chdir(tmp_path)
-    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "d/a/@eaDir/3.png", "store/4.png", "store/5.png"):
+    for name in (
+        "d/a/1.png",
+        "d/a/2.png",
+        "d/.thumbnails/3.png",
+        "d/a/@eaDir/3.png",
+        "store/4.png",
+        "store/5.png",
+    ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(name)
     for link, target in {"a/again": ".", "a/back": "..", "b": "../store", "c": "gone"}.items():
@@ -188,11 +231,16 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     module = package.load("mixed.pt")
     assert module.class_names == CLASSES
     assert not module.training
-    of_one, of_both = module.predict(paths[0]), module.predict([Path(paths[0]), Image.open(paths[1])], top_k=2)
+    of_one, of_both = (
+        module.predict(paths[0]),
+        module.predict([Path(paths[0]), Image.open(paths[1])], top_k=2),
+    )
     assert [best["index"] for best in of_one[:2]] == [best["index"] for best in of_both[0]]
     for path, best in zip(paths, of_both, strict=True):
         assert [*best[0]] == ["class", "index", "probability"]
-        assert best[0]["probability"] == pytest.approx(expected(path, ema=True).max().item(), abs=1e-5)
+        assert best[0]["probability"] == pytest.approx(
+            expected(path, ema=True).max().item(), abs=1e-5
+        )
         timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
         assert (module.transform(path) - timms(load_image(path))).abs().max() < 1e-5
     with pytest.raises(UserError, match=r"cannot read the image images/broken\.jpg: not an image"):
@@ -203,8 +251,12 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     path = Path("logs/mixed.pt/checkpoints/best.ckpt")
     alone = package.CaiTModule.load_from_checkpoint(path, weights_only=True)
     best = alone.predict(paths[0])[0]
-    assert best["probability"] == pytest.approx(expected(paths[0], ema=False).max().item(), abs=1e-5)
+    assert best["probability"] == pytest.approx(
+        expected(paths[0], ema=False).max().item(), abs=1e-5
+    )
     assert alone.training
     assert package.load(path, raw=True).predict(paths[0]) == alone.predict(paths[0])
-    away = shutil.copy(path, "away.ckpt")  # without the run's folder the checkpoint says how images are prepared
+    away = shutil.copy(
+        path, "away.ckpt"
+    )  # without the run's folder the checkpoint says how images are prepared
     assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])

@@ -18,7 +18,9 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.strip()}
 
 
-def test_the_plan_of_a_run_names_its_parts_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_run_names_its_parts_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(here.rglob("*"))
     new = plan(capsys, "fit", *SMALL, "--ema.decay=0.9", "--trainer.max_steps=2")
     assert sorted(here.rglob("*")) == before
@@ -29,11 +31,17 @@ def test_the_plan_of_a_run_names_its_parts_and_writes_nothing(here: Path, capsys
     callbacks = [name for name in new if name[0].isupper()]
     assert callbacks[0] == "LastCheckpoint"
     assert callbacks[-2:] == ["UnreadableReport", "BestCheckpoint"]
-    assert callbacks.index("StepSeed") < callbacks.index("SaveConfig") < callbacks.index("NonFiniteGuard")
+    assert (
+        callbacks.index("StepSeed")
+        < callbacks.index("SaveConfig")
+        < callbacks.index("NonFiniteGuard")
+    )
     assert "first: " in new["LastCheckpoint"]
 
 
-def test_the_plan_of_a_run_that_goes_on_names_its_checkpoint(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_run_that_goes_on_names_its_checkpoint(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["fit", *SMALL, "--trainer.max_steps=2", "--run_name=mine"])
     before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
     shown = plan(capsys, "resume", "mine", "--trainer.max_steps=3")

@@ -49,7 +49,13 @@ WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 if "recipe" in plugins.extras():
-    VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
+    VERBS["fit --from"] = [
+        "fit",
+        "--data.root=data/digits",
+        "--from",
+        BAD,
+        "--trainer.fast_dev_run=true",
+    ]
 OFTEN = ("eval", "predict")
 EACH = [*OFTEN, *slow(*(name for name in VERBS if name not in OFTEN))]
 NET, CALLBACK = "payload:net", "payload.Payload"
@@ -83,7 +89,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
         patch.chdir(desk)
         patch.setattr(sys, "argv", ["cait"])
         patch.setenv("CAIT_RUN", "")
-        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6", "--trainer.limit_val_batches=1"]
+        short = [
+            "--trainer.max_epochs=1",
+            "--trainer.limit_train_batches=6",
+            "--trainer.limit_val_batches=1",
+        ]
         here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.num_workers=0"]
         main(["fit", *SMALL, *here, *short, "--ema.decay=0.9", "--run_name=good"])
         main(["eval", "good", "--trainer.limit_val_batches=1"])
@@ -152,13 +162,18 @@ def rewrite(bad: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 LAMBDA = "lightning.pytorch.callbacks.LambdaCallback"
 LAUNCH = {
     "class_path": "torch.distributed.launcher.api.elastic_launch",
-    "init_args": {"config": {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1}, "entrypoint": "payload.py"},
+    "init_args": {
+        "config": {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1},
+        "entrypoint": "payload.py",
+    },
 }
 
 
 def calls(function: Any) -> dict[str, Any]:
     """A callback of Lightning's that calls a function."""
-    return {"trainer": {"callbacks": [{"class_path": LAMBDA, "init_args": {"on_fit_start": function}}]}}
+    return {
+        "trainer": {"callbacks": [{"class_path": LAMBDA, "init_args": {"on_fit_start": function}}]}
+    }
 
 
 # What the code of a run could hide in, what would write or send elsewhere, and what would start processes.
@@ -169,7 +184,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "a function for a callback": calls(CALLBACK),
     "a function of another module": calls("torch.os.abort"),
     "a plugin": {"trainer": {"plugins": [CALLBACK]}},
-    "a profiler": {"trainer": {"profiler": {"class_path": "PyTorchProfiler", "init_args": {"dirpath": "elsewhere"}}}},
+    "a profiler": {
+        "trainer": {
+            "profiler": {"class_path": "PyTorchProfiler", "init_args": {"dirpath": "elsewhere"}}
+        }
+    },
     "a strategy": {"trainer": {"strategy": {"class_path": CALLBACK}}},
     "an accelerator": {"trainer": {"accelerator": {"class_path": CALLBACK}}},
     "a file of callbacks": {"trainer": {"callbacks": ["one.yaml"]}},
@@ -234,7 +253,9 @@ def test_a_strangers_run_stays_in_its_folder(verb: str, bad: Path, capfd: Captur
         changed(bad, **settings)
         line, _ = told(VERBS[verb], capfd)
         assert trust.REMEDY not in line
-        assert (line == "") == (kind.startswith("places") or (kind, verb) == ("nodes", "eval")), line
+        assert (line == "") == (kind.startswith("places") or (kind, verb) == ("nodes", "eval")), (
+            line
+        )
         assert not [*Path().rglob("elsewhere*")]
 
 
@@ -251,7 +272,9 @@ NAMED: dict[str, Mend] = {
     "a checkpoint's class": of_checkpoint(_class_path=CALLBACK),
     "a checkpoint's metric in a tuple": of_checkpoint(metrics=(("f1", NET),)),
     "a checkpoint's metrics in a set": of_checkpoint(metrics={NET}),
-    "a text that is a class in YAML": lambda bad: changed(bad, model={"optimizer_args": {"own": CLASS_IN_YAML}}),
+    "a text that is a class in YAML": lambda bad: changed(
+        bad, model={"optimizer_args": {"own": CLASS_IN_YAML}}
+    ),
     "a checkpoint's text that is a class in YAML": of_checkpoint(fields={"norm": CLASS_IN_YAML}),
     "a key that the parser takes apart": of_checkpoint(fields={"norm.class_path": CALLBACK}),
     "what is done to pixels": lambda bad: rewrite(
@@ -259,14 +282,17 @@ NAMED: dict[str, Mend] = {
     ),
     # Lightning's `instantiate_module` would make an object of any value with a class path.
     "a checkpoint's instantiator": of_checkpoint(
-        _instantiator="lightning.pytorch.cli.instantiate_module", optimizer_args={"own": {"class_path": CALLBACK}}
+        _instantiator="lightning.pytorch.cli.instantiate_module",
+        optimizer_args={"own": {"class_path": CALLBACK}},
     ),
 }
 
 
 @pytest.mark.parametrize("verb", ["predict", *slow(*(name for name in VERBS if name != "predict"))])
 def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> None:
-    files = [bad / name for name in ("config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt")]
+    files = [
+        bad / name for name in ("config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt")
+    ]
     untouched = {path: path.read_bytes() for path in files}
     for kind, name_it in NAMED.items():
         for path, content in untouched.items():
@@ -289,7 +315,10 @@ def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -
         sys.modules.pop("payload")
     assert told(VERBS["eval"], capfd)[0] == ""  # who has resumed it has signed it
     of_checkpoint(name=f"{NET}work")(bad)
-    assert f"names {NET}work, which may do anything: {trust.REMEDY}" in told(VERBS["predict"], capfd)[0]
+    assert (
+        f"names {NET}work, which may do anything: {trust.REMEDY}"
+        in told(VERBS["predict"], capfd)[0]
+    )
 
 
 @pytest.mark.parametrize("verb", ["eval", *slow("resume")])
@@ -311,13 +340,17 @@ def test_the_text_that_was_checked_is_the_one_that_is_used(
 
 def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
     metric = {"f1": "torchmetrics.classification:MulticlassF1Score"}
-    trust.check_code(bad, {"metrics": metric, "name": "timm/resnet18", "optimizer": "torch.optim:SGD"}, None)
+    trust.check_code(
+        bad, {"metrics": metric, "name": "timm/resnet18", "optimizer": "torch.optim:SGD"}, None
+    )
     for name in ("torchmetrics:os.system", "torch.hub:load", "torch.nn:functional.relu"):
         with pytest.raises(UserError, match="which may do anything"):
             trust.check_code(bad, {"metrics": {"f1": [name]}}, None)
 
 
-@pytest.mark.parametrize("named", [NET, CLASS_IN_YAML, {"class_path": CALLBACK}, {"norm.class_path": CALLBACK}])
+@pytest.mark.parametrize(
+    "named", [NET, CLASS_IN_YAML, {"class_path": CALLBACK}, {"norm.class_path": CALLBACK}]
+)
 def test_code_is_named_at_any_depth(named: Any) -> None:
     """Wherever a file may put it."""
     for value in (named, [[named]], {"a": {"b": (named,)}}, (("a", named),)):
@@ -329,11 +362,31 @@ def test_code_is_named_at_any_depth(named: Any) -> None:
 
 PLACES = [
     ("hyper_parameters",),
-    *[("hyper_parameters", name) for name in ("name", "fields", "metrics", "img_size", "mean", "loss", "task", "new")],
-    *[("hyper_parameters", "fields", name) for name in ("depth", "embed_dim", "act", "mlp_ratio", "norm", "img_size")],
+    *[
+        ("hyper_parameters", name)
+        for name in ("name", "fields", "metrics", "img_size", "mean", "loss", "task", "new")
+    ],
+    *[
+        ("hyper_parameters", "fields", name)
+        for name in ("depth", "embed_dim", "act", "mlp_ratio", "norm", "img_size")
+    ],
     *[("data", name) for name in ("class_names", "depends_on", "preprocessing")],
-    *[("data", "preprocessing", name) for name in ("augment_ops", "root", "mean", "crop_pct", "background", "shrink")],
-    *[(name,) for name in ("data", "state_dict", "epoch", "global_step", "callbacks", "loops", "optimizer_states")],
+    *[
+        ("data", "preprocessing", name)
+        for name in ("augment_ops", "root", "mean", "crop_pct", "background", "shrink")
+    ],
+    *[
+        (name,)
+        for name in (
+            "data",
+            "state_dict",
+            "epoch",
+            "global_step",
+            "callbacks",
+            "loops",
+            "optimizer_states",
+        )
+    ],
 ]
 """Where a checkpoint may hold something else."""
 
@@ -360,9 +413,13 @@ def hostile(draw: random.Random) -> Any:
         "{class_path: payload.Payload}",
         b"x",
     ]
-    value = draw.choice([*plain, torch.zeros(3), looped, doubled, torch.float32, Namespace(a=looped)])
+    value = draw.choice(
+        [*plain, torch.zeros(3), looped, doubled, torch.float32, Namespace(a=looped)]
+    )
     for _ in range(draw.randrange(3)):
-        value = draw.choice([[value], (value, 1), {"a": value}, {"class_path": value}, {"norm.class_path": value}])
+        value = draw.choice(
+            [[value], (value, 1), {"a": value}, {"class_path": value}, {"norm.class_path": value}]
+        )
     return value
 
 
@@ -411,7 +468,10 @@ def test_a_checkpoint_is_no_code(bad: Path, tmp_path: Path, capfd: Capture) -> N
         (["eval", BAD, *given], "not a whole checkpoint"),
         ([*fresh, f"--model.weights={hostile}"], "cannot be read as weights"),
         ([*distilled, f"--model.teacher={hostile}"], "not a whole checkpoint"),
-        ([*distilled, "--model.teacher=test_resnet.r160_in1k", f"--model.teacher_path={timms}"], "cannot be loaded"),
+        (
+            [*distilled, "--model.teacher=test_resnet.r160_in1k", f"--model.teacher_path={timms}"],
+            "cannot be loaded",
+        ),
     ):
         assert words in told(arguments, capfd)[0]
     assert not Path("ran").exists()
@@ -428,7 +488,9 @@ def test_the_trainer_has_no_other_setting_that_takes_an_object() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\n"])
-def test_a_damaged_key_signs_nothing(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_key_signs_nothing(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     own = signature.signed("a: 1\n")
     assert (tmp_path / "cait/key").stat().st_mode & 0o777 == 0o600
@@ -441,7 +503,9 @@ def test_a_damaged_key_signs_nothing(content: bytes, tmp_path: Path, monkeypatch
     assert signature.signed("a: 1\n") == "a: 1\n"
 
 
-def test_a_key_that_cannot_be_written_is_made_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_be_written_is_made_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError("the disk is full")
 
@@ -453,7 +517,9 @@ def test_a_key_that_cannot_be_written_is_made_the_next_time(tmp_path: Path, monk
     assert {path.name for path in (tmp_path / "cait").iterdir()} == {"key", "lock"}
 
 
-def test_a_run_without_code_needs_no_trust(bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+def test_a_run_without_code_needs_no_trust(
+    bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
     """Whoever wrote it: it was edited by hand, or copied from another account."""
     changed(bad, model={"lr": 0.001})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(bad / "elsewhere"))
@@ -461,9 +527,16 @@ def test_a_run_without_code_needs_no_trust(bad: Path, monkeypatch: pytest.Monkey
         assert verb not in VERBS or told(VERBS[verb], capfd)[0] == ""
 
 
-def test_what_this_account_signed_needs_no_trust(bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+def test_what_this_account_signed_needs_no_trust(
+    bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
     """Code does that a changed configuration names, or another account's."""
-    network = ["--model.name=payload:net", "--run_name=own", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+    network = [
+        "--model.name=payload:net",
+        "--run_name=own",
+        "--trainer.max_steps=2",
+        "--trainer.limit_val_batches=1",
+    ]
     try:
         for arguments in (
             ["fit", "--config=logs/good/config.yaml", *network],
@@ -489,7 +562,8 @@ def test_what_this_account_signed_needs_no_trust(bad: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("metrics.csv", "link"), ("checkpoints", "folder"), ("any/name", "link"), ("plots", "pipe")]
+    ("name", "kind"),
+    [("metrics.csv", "link"), ("checkpoints", "folder"), ("any/name", "link"), ("plots", "pipe")],
 )
 def test_no_verb_leaves_a_run(name: str, kind: str, bad: Path, capfd: Capture) -> None:
     """Neither through a link, whatever it is called, nor into a pipe, which would wait."""
@@ -505,7 +579,9 @@ def test_no_verb_leaves_a_run(name: str, kind: str, bad: Path, capfd: Capture) -
     try:
         for verb, arguments in VERBS.items():
             line, shown = told(arguments, capfd)
-            assert f"{path.name} {words}" in line or (verb == "runs" and f"{path.name} {words}" in shown), verb
+            assert f"{path.name} {words}" in line or (
+                verb == "runs" and f"{path.name} {words}" in shown
+            ), verb
         assert (victim.is_dir() and not any(victim.iterdir())) or victim.read_text() == "mine"
     finally:
         disk.remove(victim)
@@ -520,9 +596,15 @@ BOMB = "\n".join(
 YAML = {
     "aliases of aliases": (BOMB, "in the place of *a write what it stands for"),
     "lists in lists": (f"a: {'[' * 30_000}{']' * 30_000}", "more than 50 levels"),
-    "mappings in mappings": ("".join(f"{' ' * n}a{n}:\n" for n in range(900)), "more than 50 levels"),
+    "mappings in mappings": (
+        "".join(f"{' ' * n}a{n}:\n" for n in range(900)),
+        "more than 50 levels",
+    ),
     "a number": (f"seed_everything: {'9' * 6000}", "is not YAML: Exceeds the limit"),
-    "a part of itself": ("model: &a\n  fields: *a\n", "in the place of *a write what it stands for"),
+    "a part of itself": (
+        "model: &a\n  fields: *a\n",
+        "in the place of *a write what it stands for",
+    ),
     "a value that its tag refuses": ("a: !!int x", "is not YAML: invalid literal"),
     "a class": ("a: !!python/name:os.system", "could not determine a constructor"),
     "a call": ("a: !!python/object/apply:os.abort []", "could not determine a constructor"),
@@ -546,7 +628,9 @@ def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
     for verb, arguments in (VERBS | files).items():
-        if verb not in ("heat-maps", "demo") and arguments[0] in command.verbs():  # they need no settings
+        if (
+            verb not in ("heat-maps", "demo") and arguments[0] in command.verbs()
+        ):  # they need no settings
             line, shown = told(arguments, capfd)
             assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
@@ -571,7 +655,9 @@ def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
 
 def of_data(content: dict[str, Any]) -> dict[str, Any]:
     """The data module's part of a checkpoint."""
-    return next(part for part in content.values() if isinstance(part, dict) and "depends_on" in part)
+    return next(
+        part for part in content.values() if isinstance(part, dict) and "depends_on" in part
+    )
 
 
 def weights(change: Callable[[dict[str, Any]], Any]) -> Mend:
@@ -593,13 +679,37 @@ def flipped(bad: Path) -> None:
 
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
-    "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
-    "metrics: no text": ("compare", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
-    "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
+    "scores: acc1": (
+        "card",
+        scores(lambda found: found["raw"].update(acc1="x")),
+        "raw.acc1 cannot be used",
+    ),
+    "metrics: no text": (
+        "compare",
+        written("metrics.csv", b"\xff\n", "ab"),
+        "metrics.csv is no text",
+    ),
+    "weights: empty": (
+        "predict",
+        written("checkpoints/best.ckpt", ""),
+        "best.ckpt is not a whole checkpoint",
+    ),
     "weights: weights": ("predict", weights(lambda c: c.update(state_dict=[1])), "state_dict"),
-    "weights: a network": ("predict", of_checkpoint(num_classes="x"), "hyper_parameters.num_classes"),
-    "weights: a field": ("predict", of_checkpoint(fields={"depth": "x"}), "best.ckpt cannot be loaded"),
-    "weights: a class": ("predict", weights(lambda c: of_data(c).update(class_names=[1])), "class_names[0]"),
+    "weights: a network": (
+        "predict",
+        of_checkpoint(num_classes="x"),
+        "hyper_parameters.num_classes",
+    ),
+    "weights: a field": (
+        "predict",
+        of_checkpoint(fields={"depth": "x"}),
+        "best.ckpt cannot be loaded",
+    ),
+    "weights: a class": (
+        "predict",
+        weights(lambda c: of_data(c).update(class_names=[1])),
+        "class_names[0]",
+    ),
     "weights: an average": (
         "eval",
         weights(lambda c: c["callbacks"].update(EMA={"x": 1})),
@@ -608,15 +718,29 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "weights: a bit": ("predict", flipped, "best.ckpt is damaged"),
     "weights: a bit, to score": ("eval", flipped, "best.ckpt is damaged"),
     "weights: a bit, to start from": ("fit --from", flipped, "best.ckpt is damaged"),
-    "weights: sizes": ("predict", of_checkpoint(num_classes=10**8), "num_classes 100,000,000 is too large"),
-    "weights: a deep network": ("predict", of_checkpoint(fields={"depth": 10**6}), "far larger than its weights"),
+    "weights: sizes": (
+        "predict",
+        of_checkpoint(num_classes=10**8),
+        "num_classes 100,000,000 is too large",
+    ),
+    "weights: a deep network": (
+        "predict",
+        of_checkpoint(fields={"depth": 10**6}),
+        "far larger than its weights",
+    ),
     "weights: loops": ("resume", weights(lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
-    "weights: optimizer": ("resume", weights(lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
+    "weights: optimizer": (
+        "resume",
+        weights(lambda c: c.update(optimizer_states=[1])),
+        "last.ckpt",
+    ),
 }
 
 
 @pytest.mark.parametrize(("verb", "damage", "words"), DAMAGED.values(), ids=DAMAGED)
-def test_what_is_damaged_is_named(verb: str, damage: Mend, words: str, bad: Path, capfd: Capture) -> None:
+def test_what_is_damaged_is_named(
+    verb: str, damage: Mend, words: str, bad: Path, capfd: Capture
+) -> None:
     if verb not in VERBS:
         pytest.skip("the verb of an extra that was removed")
     damage(bad)

@@ -17,7 +17,10 @@ from cait.errors import UserError
 
 def listed(root: Path, **settings) -> list[list[str]]:
     source = open_source(str(root), **settings)
-    return [[str(Path(path).relative_to(root)) for path, _ in samples] for samples in (source.train, source.val)]
+    return [
+        [str(Path(path).relative_to(root)) for path, _ in samples]
+        for samples in (source.train, source.val)
+    ]
 
 
 def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
@@ -39,13 +42,17 @@ def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
 
 
 def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Image.Image]) -> None:
-    assert not_listed({OTHER: ["a/1.HEIC"]}).startswith("; left out: other files (1): a/1.HEIC; to read .heic")
+    assert not_listed({OTHER: ["a/1.HEIC"]}).startswith(
+        "; left out: other files (1): a/1.HEIC; to read .heic"
+    )
     pytest.importorskip("pillow_heif")
     turned = Image.Exif()
     turned[0x0112] = 6
     for label, name in enumerate(("a", "b")):
         (tmp_path / name).mkdir()
-        photographs[label].save(tmp_path / name / "1.HEIC", "HEIF", quality=95, exif=turned.tobytes())
+        photographs[label].save(
+            tmp_path / name / "1.HEIC", "HEIF", quality=95, exif=turned.tobytes()
+        )
         photographs[label].save(tmp_path / name / "2.avif", quality=95)
     source = open_source(str(tmp_path))
     assert (len(source.train), len(source.val)) == (2, 2)
@@ -57,7 +64,12 @@ def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Im
 
 @pytest.mark.parametrize(
     ("size", "halved"),
-    [((99, 300), (99, 300)), ((100, 300), (50, 150)), ((401, 800), (51, 100)), ((1700, 1601), (54, 51))],
+    [
+        ((99, 300), (99, 300)),
+        ((100, 300), (50, 150)),
+        ((401, 800), (51, 100)),
+        ((1700, 1601), (54, 51)),
+    ],
 )
 def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
     size: tuple[int, int], halved: tuple[int, int], photographs: list[Image.Image], tmp_path: Path

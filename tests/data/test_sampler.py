@@ -13,7 +13,9 @@ from cait import seeds
 from cait.data.loader import Loader, ShardSampler, TrainBatchSampler
 
 
-@pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (255, 1), (100, 3)])
+@pytest.mark.parametrize(
+    ("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (255, 1), (100, 3)]
+)
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_repeated_augmentation_is_timms_order(length: int, world_size: int, epoch: int) -> None:
     for rank in range(world_size):
@@ -52,12 +54,16 @@ def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
 
 
 def train_loader(root: Path, workers: int = 0) -> Loader:
-    data = images_in(root, img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0)
+    data = images_in(
+        root, img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
+    )
     data.setup("fit")
     return data.train_dataloader()
 
 
-def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20) -> list[torch.Tensor]:
+def batches(
+    root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20
+) -> list[torch.Tensor]:
     loader = train_loader(root, workers)
     loader.position = lambda: (epoch, first)
     return [images for images, _ in islice(loader, count)]
@@ -65,10 +71,15 @@ def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int
 
 def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root: Path) -> None:
     whole = batches(digits_root, workers=0, count=6)
-    for other in (batches(digits_root, workers=2, count=6), [*whole[:3], *batches(digits_root, 1, first=3, count=3)]):
+    for other in (
+        batches(digits_root, workers=2, count=6),
+        [*whole[:3], *batches(digits_root, 1, first=3, count=3)],
+    ):
         assert len(other) == len(whole) == 6
         assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
-    assert len(batches(digits_root, 0, first=18)) == 2  # floor(1437 / 256) · 256 images, as long as without repeats
+    assert (
+        len(batches(digits_root, 0, first=18)) == 2
+    )  # floor(1437 / 256) · 256 images, as long as without repeats
     assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1, count=1)[0])
     # The repeats of one image lie in a row and are augmented anew.
     assert not torch.equal(whole[0][0], whole[0][1])
@@ -82,11 +93,15 @@ def test_without_a_trainer_the_passes_are_the_epochs_of_a_run(digits_root: Path)
 
 
 @pytest.mark.slow
-def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_workers_give_the_same_pixels(
+    digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a Mac."""
     whole = batches(digits_root, workers=0, count=2)
     monkeypatch.setattr("cait.data.loader.START", "spawn")
-    assert all(torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,6 +118,8 @@ def test_spawned_workers_give_the_same_pixels(digits_root: Path, monkeypatch: py
         ("epoch_order", (7, 3), 10),
     ],
 )
-def test_the_numbers_of_a_stream_stay_as_they_are(stream: str, place: tuple[int, ...], number: int) -> None:
+def test_the_numbers_of_a_stream_stay_as_they_are(
+    stream: str, place: tuple[int, ...], number: int
+) -> None:
     """They never change, because runs of earlier versions must resume."""
     assert getattr(seeds, stream)(*place) == number

@@ -96,17 +96,26 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
     for index in range(9):
         raw, label = data.val_images.samples[index]
         image = load_image(raw)
-        assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
+        assert (image.size, image.getpixel((0, 0)), label) == (
+            (40 + index, 50),
+            (5 * index, 90, 200),
+            index % 3,
+        )
     assert data.train_images.samples.name(4) == f"{own}:Pets/train/4"
     # An image depends only on (seed, epoch, index, repeat), not on the process, even if its item draws.
-    data, other = (module(f"{own}:Noisy", backend=backend, num_workers=n, mixup=0, cutmix=0) for n in (0, 2))
+    data, other = (
+        module(f"{own}:Noisy", backend=backend, num_workers=n, mixup=0, cutmix=0) for n in (0, 2)
+    )
     data.setup("fit")
     other.setup("fit")
     first, second = list(data.train_dataloader()), list(other.train_dataloader())
     for a, b in zip(data.val_dataloader(), other.val_dataloader(), strict=True):
         assert torch.equal(a[0], b[0])
     assert len(first) == 6
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+    assert all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+        for a, b in zip(first, second, strict=True)
+    )
     assert data.state_dict() == other.state_dict()
 
 
@@ -119,12 +128,17 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, backend: str) -> N
         ("Method", "`classes` of own_data:Method cannot be used: TypeError"),
         ("Twice", "own_data:Twice has several classes of one name: cat"),
         ("Differ", "own_data:Differ: train and val do not have the same classes"),
-        ("Tensors", r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an"),
+        (
+            "Tensors",
+            r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an",
+        ),
         ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes"),
         ("Unlabeled", "the training image own_data:Unlabeled/train/2 has no label"),
     ],
 )
-def test_a_data_set_of_another_shape_ends_the_run_in_one_line(own: str, name: str, words: str) -> None:
+def test_a_data_set_of_another_shape_ends_the_run_in_one_line(
+    own: str, name: str, words: str
+) -> None:
     data = module(f"{own}:{name}", max_bad_share=0.9)
 
     def read() -> None:
@@ -136,7 +150,9 @@ def test_a_data_set_of_another_shape_ends_the_run_in_one_line(own: str, name: st
     assert "\n" not in str(caught.value)
 
 
-def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed_once(own: str, tmp_path: Path) -> None:
+def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed_once(
+    own: str, tmp_path: Path
+) -> None:
     data = module(f"{own}:Torn", max_bad_share=0.1, num_workers=1)
     data.unreadable_path = tmp_path / "unreadable_images.csv"
     data.setup("fit")
@@ -146,7 +162,17 @@ def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed_once
     head, *rows = data.unreadable_path.read_text().splitlines()
     assert head == "image,reason"
     assert len(rows) == 1
-    assert [int(label) for _, labels in data.val_dataloader() for label in labels] == [0, 1, 2, 0, -1, 2, 0, 1, 2]
+    assert [int(label) for _, labels in data.val_dataloader() for label in labels] == [
+        0,
+        1,
+        2,
+        0,
+        -1,
+        2,
+        0,
+        1,
+        2,
+    ]
     assert data.unreadable.read() == {
         f"own_data:Torn/{split}/4": f"cannot read the image own_data:Torn/{split}/4: the disk is gone"
         for split in ("train", "val")
@@ -160,7 +186,9 @@ def test_a_subclass_brings_a_source_of_its_own(mixed_root: Path) -> None:
         def make_source(self) -> object:
             source = super().make_source()
             both = table.Images([*source.train, *source.val])
-            return SimpleNamespace(class_names=source.class_names, train=both, val=source.val, prepare=source.prepare)
+            return SimpleNamespace(
+                class_names=source.class_names, train=both, val=source.val, prepare=source.prepare
+            )
 
     data = Both(str(mixed_root), img_size=32, batch_size=4, num_workers=0)
     data.setup("fit")

@@ -36,11 +36,21 @@ def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) ->
         (here / label).mkdir(exist_ok=True)
         for path in sorted((digits_root / "train" / label).iterdir())[:20]:
             shutil.copy(path, here / label)
-    settings = ["--data.root=.", "--data.batch_size=16", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    settings = [
+        "--data.root=.",
+        "--data.batch_size=16",
+        "--trainer.max_epochs=1",
+        "--data.num_workers=0",
+    ]
     settings += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
     settings += [f"--trainer.default_root_dir={logs}"] if logs != "logs" else []
     main(["fit", *SMALL, *settings, "--run_name=a"])
-    written = (f"{logs}/a/drawn.png", f"{logs}/drawn.png", f"{logs}/many/fold-0/.lock", "__pycache__/my_net.pyc")
+    written = (
+        f"{logs}/a/drawn.png",
+        f"{logs}/drawn.png",
+        f"{logs}/many/fold-0/.lock",
+        "__pycache__/my_net.pyc",
+    )
     for place in written:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next((digits_root / "val/0").iterdir()), place)
@@ -50,12 +60,17 @@ def test_what_runs_write_is_no_data(logs: str, here: Path, digits_root: Path) ->
     main(["resume", f"{logs}/a", "--trainer.max_epochs=2"])
     main(["fit", *SMALL, *settings, "--run_name=b", f"--data.val_list={logs}/a/validation.csv"])
     assert Path(f"{logs}/a/validation.csv").read_text() == held
-    assert sorted(Path(f"{logs}/b/validation.csv").read_text().splitlines()) == sorted(held.splitlines())
+    assert sorted(Path(f"{logs}/b/validation.csv").read_text().splitlines()) == sorted(
+        held.splitlines()
+    )
     assert not [path for path, _ in scan_flat(Path()) if path.startswith(logs)]
 
 
 def test_a_run_validates_on_what_it_has_held_out(
-    here: Path, digits_root: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    here: Path,
+    digits_root: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def add(numbers: slice) -> None:
         for label in "0123":
@@ -64,15 +79,29 @@ def test_a_run_validates_on_what_it_has_held_out(
                 shutil.copy(path, Path("grow", label))
 
     add(slice(30))
-    settings = ["--data.root=grow", "--data.batch_size=16", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    settings = [
+        "--data.root=grow",
+        "--data.batch_size=16",
+        "--trainer.max_epochs=1",
+        "--data.num_workers=0",
+    ]
     main(["fit", *SMALL, *settings, "--run_name=run"])
     held = Path("logs/run/validation.csv").read_text()
     add(slice(30, 45))
     more = ["resume", "run", "--trainer.max_epochs=2"]
     for given, words in (
-        (more, "training pictures was 108, is 168; to continue anyway add --data.check_resume false"),
-        ([*more, "--data.val_fraction=0.5", "--data.check_resume=false"], "leave out --data.val_fraction, which was"),
-        (["eval", "run", "--data.val_fraction=0.5"], "--data.val_fraction does nothing where logs/run says"),
+        (
+            more,
+            "training pictures was 108, is 168; to continue anyway add --data.check_resume false",
+        ),
+        (
+            [*more, "--data.val_fraction=0.5", "--data.check_resume=false"],
+            "leave out --data.val_fraction, which was",
+        ),
+        (
+            ["eval", "run", "--data.val_fraction=0.5"],
+            "--data.val_fraction does nothing where logs/run says",
+        ),
     ):
         with pytest.raises(SystemExit):
             main(given)
@@ -88,7 +117,9 @@ def test_a_run_validates_on_what_it_has_held_out(
 @pytest.mark.parametrize("classes", [["b", "c", "a"], ["a", "b", "d"]])
 def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -> None:
     """Not their number: a teacher of the same classes in another order judges, one of others is refused."""
-    sizes = dict(img_size=8, num_classes=3, fields=dict(embed_dim=16, depth=1, num_heads=2, patch_size=4))
+    sizes = dict(
+        img_size=8, num_classes=3, fields=dict(embed_dim=16, depth=1, num_heads=2, patch_size=4)
+    )
     network = NetworkSettings("xxs24", **sizes)
     normalization = ([0.5] * 3, [0.5] * 3)
     built = network.build_network().eval()
@@ -96,7 +127,12 @@ def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -
         "pytorch-lightning_version": "2.6.6",
         "global_step": 1,
         "state_dict": {f"model.{key}": value for key, value in built.state_dict().items()},
-        "hyper_parameters": {"name": "xxs24", **sizes, "mean": normalization[0], "std": normalization[1]},
+        "hyper_parameters": {
+            "name": "xxs24",
+            **sizes,
+            "mean": normalization[0],
+            "std": normalization[1],
+        },
         "ImageNetDataModule": {"class_names": ["a", "b", "c"], "depends_on": {}},
     }
     torch.save(checkpoint, path := tmp_path / "teacher.ckpt")
@@ -110,11 +146,15 @@ def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -
         torch.testing.assert_close(logits, built(images)[:, [1, 2, 0]])
         checkpoint["hyper_parameters"] |= {"mean": [0.5] * 4, "std": [0.5] * 4}
         torch.save(checkpoint, path)
-        with pytest.raises(UserError, match="takes 4 channels, the student 1: give the student"):  # gray is RGB
+        with pytest.raises(
+            UserError, match="takes 4 channels, the student 1: give the student"
+        ):  # gray is RGB
             load_teacher(settings, network, ([0.5], [0.5]), classes)
         checkpoint["hyper_parameters"]["task"] = "several"
         torch.save(checkpoint, path)
         with pytest.raises(UserError, match="gives an image several classes, the data one"):
             load_teacher(settings, network, normalization, classes)
         with pytest.raises(UserError, match=r"the teacher .* is a folder: name a checkpoint"):
-            load_teacher(DistillationSettings("hard", teacher=str(tmp_path)), network, normalization, classes)
+            load_teacher(
+                DistillationSettings("hard", teacher=str(tmp_path)), network, normalization, classes
+            )

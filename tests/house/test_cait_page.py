@@ -33,11 +33,15 @@ def trained(name: str, **fields: Any) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("name", "heads"), [("xxs24", 4), ("s24", 8)])
-def test_the_network_of_the_page_is_the_one_of_the_source(page: dict[str, Any], name: str, heads: int) -> None:
+def test_the_network_of_the_page_is_the_one_of_the_source(
+    page: dict[str, Any], name: str, heads: int
+) -> None:
     torch.manual_seed(0)
     network, images = trained(name).eval(), torch.randn(3, 3, 64, 64)
     weights = network.state_dict()
-    torch.testing.assert_close(page["cait"](images, weights, heads), network(images), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        page["cait"](images, weights, heads), network(images), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_stochastic_depth_of_the_page_is_that_of_the_source(page: dict[str, Any]) -> None:
@@ -51,11 +55,16 @@ def test_stochastic_depth_of_the_page_is_that_of_the_source(page: dict[str, Any]
 def test_distillation_of_the_page_is_that_of_the_source(page: dict[str, Any]) -> None:
     logits, teacher, labels = torch.randn(8, 5), torch.randn(8, 5), torch.randint(5, (8,))
     settings = DistillationSettings(distillation="hard")
-    expected = settings.distilled_loss(torch.nn.functional.cross_entropy(logits, labels), logits, teacher)
+    expected = settings.distilled_loss(
+        torch.nn.functional.cross_entropy(logits, labels), logits, teacher
+    )
     torch.testing.assert_close(page["hard_distillation"](logits, labels, teacher), expected)
 
 
 def test_the_notebook_has_the_page_and_its_code() -> None:
-    page, notebook = (REPO / "docs/cait.md").read_text(), json.loads((REPO / "docs/cait.ipynb").read_text())
+    page, notebook = (
+        (REPO / "docs/cait.md").read_text(),
+        json.loads((REPO / "docs/cait.ipynb").read_text()),
+    )
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code == [block.rstrip("\n") for block in BLOCK.findall(page)]

@@ -35,7 +35,12 @@ SMALL = [
     "--save_every_n_steps=1",
     "--trainer.log_every_n_steps=1",
 ]
-OTHERS = {"background": "color", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
+OTHERS = {
+    "background": "color",
+    "fused": "AdamW",
+    "runs": "a plural",
+    "logger": "the Trainer's setting",
+}
 OTHERS["pretrained"] = "timm's word for published weights"
 OTHERS["extra"] = "a key of evaluation.json, which no metric of the user's own may have"
 OTHERS["check"] = "a method that a strategy may have"
@@ -52,7 +57,11 @@ def imported(path: Path) -> list[str]:
             found += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cait."):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith("cait.")
+        ):
             found.append(node.value.replace(":", "."))
     return found
 
@@ -60,9 +69,15 @@ def imported(path: Path) -> list[str]:
 @pytest.mark.parametrize("name", EXTRAS)
 def test_nothing_else_imports_it(name: str) -> None:
     folder = SOURCE / "extras" / name
-    others = [path for path in SOURCE.rglob("*.py") if not path.is_relative_to(folder) and "tests" not in path.parts]
+    others = [
+        path
+        for path in SOURCE.rglob("*.py")
+        if not path.is_relative_to(folder) and "tests" not in path.parts
+    ]
     for path in others:
-        found = [module for module in imported(path) if f"{module}.".startswith(f"cait.extras.{name}.")]
+        found = [
+            module for module in imported(path) if f"{module}.".startswith(f"cait.extras.{name}.")
+        ]
         assert not found, f"{path} needs the extra {name}: {found}"
 
 
@@ -82,18 +97,28 @@ def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.M
 def strings(path: Path) -> set[str]:
     """The strings of a file."""
     nodes = ast.walk(ast.parse(path.read_text()))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 @pytest.mark.parametrize("name", EXTRAS + CONTRIB)
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
-    names = {name, *getattr(extra, "VERBS", {}), *(setting.name for setting in getattr(extra, "SETTINGS", []))}
+    names = {
+        name,
+        *getattr(extra, "VERBS", {}),
+        *(setting.name for setting in getattr(extra, "SETTINGS", [])),
+    }
     place = re.compile(rf"(extras|contrib)[./]{name}\b")
     for path in CORE:
         assert not (names & strings(path)) - OTHERS.keys(), f"{path} names the extra {name}"
         assert not place.search(path.read_text()), f"{path} names the extra {name}"
-    assert not re.search(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", (REPO / "Makefile").read_text(), re.M)
+    assert not re.search(
+        rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", (REPO / "Makefile").read_text(), re.M
+    )
 
 
 @pytest.fixture
@@ -132,14 +157,18 @@ def killed(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deleted", [EXTRAS, *([name] for name in EXTRAS)], ids=lambda names: "+".join(names)[:40])
+@pytest.mark.parametrize(
+    "deleted", [EXTRAS, *([name] for name in EXTRAS)], ids=lambda names: "+".join(names)[:40]
+)
 def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
     verbs = {verb for name in deleted for verb in getattr(plugins.extras()[name], "VERBS", {})}
     killed(copy, "before")  # a run that has something of each extra in its configuration
     for name in deleted:
         shutil.rmtree(copy / "src/cait/extras" / name)
     make = ["make", "help", f"PYTHON={sys.executable}"]
-    targets = subprocess.run(make, cwd=copy, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    targets = subprocess.run(
+        make, cwd=copy, capture_output=True, text=True, timeout=LIMIT, check=True
+    ).stdout
     for text in (run(copy, "--help"), targets):
         assert not verbs & set(re.findall(r"^  ([a-z-]+) ", text, re.M))
         assert "predict" in text
@@ -162,7 +191,11 @@ def test_any_network_does_without_cait(copy: Path) -> None:
         (copy / f"src/cait/model/{name}.py").unlink()
     for name in ("paper", "recompute"):
         shutil.rmtree(copy / "src/cait/extras" / name)
-    fit = ["fit", "--config=configs/digits.yaml", *(word for word in SMALL[1:] if "fields" not in word)]
+    fit = [
+        "fit",
+        "--config=configs/digits.yaml",
+        *(word for word in SMALL[1:] if "fields" not in word),
+    ]
     other = [
         "--model.name=timm/resnet18",
         "--model.fields=null",

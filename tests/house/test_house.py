@@ -38,13 +38,18 @@ def imports(path: Path) -> set[str]:
 def test_imports_point_down() -> None:
     order, seen = {name: level for level, name in enumerate([*ROOMS, GROUND])}, 0
     for path in FILES:
-        if path.parent == SOURCE and path.name in ("__init__.py", "__main__.py"):  # the doors of the package
+        if path.parent == SOURCE and path.name in (
+            "__init__.py",
+            "__main__.py",
+        ):  # the doors of the package
             continue
         here = room(path.relative_to(SOURCE).parts[0])
         for name in imports(path):
             seen += 1
             assert order[room(name)] >= order[here], f"{path} imports {name}, which is above it"
-            assert not (path.name == "module.py" and room(name) == "data"), f"{path} imports the data"
+            assert not (path.name == "module.py" and room(name) == "data"), (
+                f"{path} imports the data"
+            )
             assert not (here == "data" and room(name) == "model"), f"{path} imports the model"
     assert seen > 100
 
@@ -52,7 +57,9 @@ def test_imports_point_down() -> None:
 def test_contrib_imports_the_package_and_never_the_other_way() -> None:
     """Nor one of its folders another; the files beside the folders are for all of them."""
     for path in FILES:
-        assert not re.search(r"\bcontrib\.\w|\bimport contrib\b|from contrib\b", path.read_text()), path
+        assert not re.search(
+            r"\bcontrib\.\w|\bimport contrib\b|from contrib\b", path.read_text()
+        ), path
     shared = {path.stem for path in (REPO / "contrib").glob("*.py")}
     for path in CONTRIB:
         others = {*re.findall(r"contrib\.(\w+)", path.read_text())} - {path.parent.name, *shared}
@@ -98,7 +105,12 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
     reading = re.compile(r"(?:model|network|net|teacher|student)\.config\b")
     outside = [path for path in FILES if path.parent.name != "model"]
     assert len(outside) > 40
-    found = [f"{path}:{line}" for path in outside for line in path.read_text().splitlines() if reading.search(line)]
+    found = [
+        f"{path}:{line}"
+        for path in outside
+        for line in path.read_text().splitlines()
+        if reading.search(line)
+    ]
     assert [line for line in found if "cait.model.config" not in line] == []
 
 
@@ -144,9 +156,13 @@ def opened(path: Path) -> list[str]:
 
 def test_one_opener_reads_all_files_of_runs() -> None:
     """`cait.disk.open_file`: a regular file of a bounded size. Take it, or give a reason in `ELSEWHERE`."""
-    found = {str(path.relative_to(SOURCE)): opened(path) for path in FILES if path.name != "disk.py"}
+    found = {
+        str(path.relative_to(SOURCE)): opened(path) for path in FILES if path.name != "disk.py"
+    }
     found |= {str(path.relative_to(REPO)): opened(path) for path in CONTRIB}
-    assert [line for name, lines in found.items() if name not in ELSEWHERE for line in lines if lines] == []
+    assert [
+        line for name, lines in found.items() if name not in ELSEWHERE for line in lines if lines
+    ] == []
     assert [name for name in ELSEWHERE if name in found and not found[name]] == []
 
 
@@ -154,7 +170,11 @@ def test_one_console_shows_all_names() -> None:
     """`cait.errors.console` obeys no name; rich's own takes brackets for markup."""
     plain = re.compile(r"\bConsole\(|\brich\.print\(|csv\.writer\(")
     allowed = {"errors.py", "disk.py", "predict.py", "reading.py", "callback.py"}
-    assert [path for path in FILES + CONTRIB if path.name not in allowed and plain.search(path.read_text())] == []
+    assert [
+        path
+        for path in FILES + CONTRIB
+        if path.name not in allowed and plain.search(path.read_text())
+    ] == []
 
 
 def test_no_two_files_import_each_other() -> None:
@@ -165,9 +185,17 @@ def test_no_two_files_import_each_other() -> None:
         name = ".".join(path.relative_to(root).with_suffix("").parts)
         found = set()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("cait", "contrib")):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.startswith(("cait", "contrib"))
+            ):
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         graph[name] = found - {"cait"}
     assert "cait.model.residual" in graph["cait.model.cait"]
-    order = list(TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).static_order())
+    order = list(
+        TopologicalSorter(
+            {name: found & graph.keys() for name, found in graph.items()}
+        ).static_order()
+    )
     assert order.index("cait.errors") < order.index("cait.cli.command")

@@ -26,7 +26,9 @@ def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
             assert output["output_type"] in ("stream", "execute_result"), cell["id"]
             assert output.get("name", "stdout") == "stdout", cell["id"]
             pictures += "image/png" in output.get("data", {})
-            printed = "".join([*output.get("text", []), *output.get("data", {}).get("text/plain", [])])
+            printed = "".join(
+                [*output.get("text", []), *output.get("data", {}).get("text/plain", [])]
+            )
             assert not OF_A_MACHINE.search(printed), printed
             assert not set("\r\x1b") & set(printed), "progress bars, or colors"
     assert is_page or pictures
@@ -38,5 +40,7 @@ def test_what_measures_a_gpu_needs_torch_and_timm_alone() -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys('{absent} imagehash joblib nvidia.nvimgcodec'.split()))"
     paths = f"sys.path[:0] = [{str(REPO / 'benchmarks')!r}]"
     uses = "import kernel, step; from cait.model.attention import backend_named; backend_named('fused')"
-    done = python(f"{code}; {paths}; {uses}; step.optimizer_of(step.Case('xxs24-32').build('ours'), 'ours')")
+    done = python(
+        f"{code}; {paths}; {uses}; step.optimizer_of(step.Case('xxs24-32').build('ours'), 'ours')"
+    )
     assert done.returncode == 0, done.stderr

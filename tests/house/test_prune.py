@@ -81,4 +81,6 @@ def test_every_page_of_this_repository_stays_as_it_is(tmp_path: Path) -> None:
     pages = [path for path in REPO.glob("docs/*.md") if "```" in path.read_text()]
     assert len(pages) > 10
     for page in pages:
-        assert " ".join(prune.pruned(page.read_text(), lambda _: False).split()) == " ".join(page.read_text().split())
+        assert " ".join(prune.pruned(page.read_text(), lambda _: False).split()) == " ".join(
+            page.read_text().split()
+        )

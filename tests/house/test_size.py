@@ -34,12 +34,16 @@ def test_nothing_has_grown_beyond_its_limit() -> None:
         assert limit.goal <= limit.reached, name
 
 
-def test_a_line_that_holds_more_counts_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_holds_more_counts_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many nodes on fewer lines are denser, and what is no code is not counted."""
     monkeypatch.setattr(size, "REPO", tmp_path)
     plain = tmp_path / "plain.py"
     head = '"""Words."""\n\n# a reason\nx = 1\ny = 2\n\n\n'
-    plain.write_text(head + 'def of_x(found):\n    """More."""\n    place = found\n    return place\n')
+    plain.write_text(
+        head + 'def of_x(found):\n    """More."""\n    place = found\n    return place\n'
+    )
     folded = tmp_path / "folded.py"
     folded.write_text("x = 1; y = 2\ndef of_x(found): place = found; return place\n")
     first, second = size.measure(plain), size.measure(folded)
@@ -70,14 +74,18 @@ def test_the_walks_lead_through_all_that_a_step_runs(cait: Cait, tmp_path: Path)
     files = size.walks()
     assert len(ran & {*files["a batch"], *files["a step"]}) > 12
     linked = {
-        (size.TOUR.parent / link).resolve() for link in re.findall(r"\]\((\.\./src/[^)#]+)", size.TOUR.read_text())
+        (size.TOUR.parent / link).resolve()
+        for link in re.findall(r"\]\((\.\./src/[^)#]+)", size.TOUR.read_text())
     }
     assert ran <= linked, sorted(str(path) for path in ran - linked)
 
 
 def test_the_table_of_the_extras_is_true() -> None:
     text = size.PAGE.read_text().split(size.BEGIN)[1].split(size.END)[0]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.strip().splitlines()[2:]]
+    cells = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.strip().splitlines()[2:]
+    ]
     rows = {re.match(r"\[(\w+)\]", row[0])[1]: row for row in cells}
     for extra in size.extras():  # a row of an extra that was removed may stay
         assert extra.name in rows, "benchmarks/size.py --write adds it"
@@ -85,4 +93,6 @@ def test_the_table_of_the_extras_is_true() -> None:
         assert brings.replace("\\|", "|") == extra.brings
         assert packages == extra.packages, extra.name
         for said, now in ((lines, extra.lines), (tests, extra.tests)):
-            assert abs(int(said.replace(",", "")) - now) <= max(50, 0.2 * now), f"{extra.name}: {said}, now {now}"
+            assert abs(int(said.replace(",", "")) - now) <= max(50, 0.2 * now), (
+                f"{extra.name}: {said}, now {now}"
+            )

@@ -10,7 +10,9 @@ MEASURED = (REPO / "benchmarks/which_model.md").read_text().splitlines()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", PAGE, re.M))
 with (REPO / "benchmarks/which_model.csv").open() as file:
     PUBLISHED = list(csv.DictReader(file))
-RESULTS = re.compile(r"https://github\.com/huggingface/pytorch-image-models/blob/[0-9a-f]{40}/results/[\w-]+\.csv")
+RESULTS = re.compile(
+    r"https://github\.com/huggingface/pytorch-image-models/blob/[0-9a-f]{40}/results/[\w-]+\.csv"
+)
 FIGURES = ["top-1", "parameters", "inference", "training"]
 """The columns of the published table, in their order."""
 
@@ -26,13 +28,21 @@ def test_published_figures_are_quoted_exactly() -> None:
     base = ""
     for row in rows:
         model, *cells = (cell.strip(" `") for cell in row.strip("|").split("|"))
-        base = model if model.startswith("cait_") else base  # what the rows below it are compared with
+        base = (
+            model if model.startswith("cait_") else base
+        )  # what the rows below it are compared with
         for figure, cell in zip(FIGURES, cells, strict=True):
             value, _, ratio = cell.partition(", ")
             found = published(model, figure)
-            assert found == (None if value == "–" else float(value.replace(",", ""))), (model, figure)
+            assert found == (None if value == "–" else float(value.replace(",", ""))), (
+                model,
+                figure,
+            )
             compared = found is not None and figure in FIGURES[2:] and model != base
-            assert ratio == (f"{found / published(base, figure):.1f}×" if compared else ""), (model, figure)
+            assert ratio == (f"{found / published(base, figure):.1f}×" if compared else ""), (
+                model,
+                figure,
+            )
 
 
 def test_published_figures_have_an_address_that_the_page_gives() -> None:

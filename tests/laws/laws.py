@@ -45,7 +45,11 @@ class Trial:
     def check(self) -> list[str]:
         """Train, resume and score as the situation says, and ask all laws."""
         run = self.folder / "logs/mine"
-        asked = (self.train, lambda: no_image_on_both_sides(self, run), lambda: settings_are_used(run))
+        asked = (
+            self.train,
+            lambda: no_image_on_both_sides(self, run),
+            lambda: settings_are_used(run),
+        )
         for law in (*asked, lambda: one_number(self, run)):
             try:
                 self.broken += law() or ()
@@ -57,13 +61,20 @@ class Trial:
 
     def call(self, verb: str, *arguments: str) -> Any:
         """Run a verb of `cait`, training on as many processes as the situation says."""
-        return run_process(self.folder, verb, *arguments, processes=self.processes if verb in ("fit", "resume") else 1)
+        return run_process(
+            self.folder,
+            verb,
+            *arguments,
+            processes=self.processes if verb in ("fit", "resume") else 1,
+        )
 
     def cait(self, *arguments: str, may_be: tuple[int, ...] = (0,)) -> Any:
         done = self.call(*arguments)
         if done.returncode not in may_be or "Traceback" in done.stderr:
             *_, last = done.stderr.strip().splitlines() or [""]
-            raise BrokenLawError(f"every verb does its work: cait {arguments[0]} ends with {done.returncode}: {last}")
+            raise BrokenLawError(
+                f"every verb does its work: cait {arguments[0]} ends with {done.returncode}: {last}"
+            )
         self.said += done.stdout + done.stderr
         return done
 
@@ -72,10 +83,18 @@ class Trial:
 
     def before(self) -> None:
         """Train what the run starts or learns from."""
-        anew = ("--model.weights", "--model.freeze", "--model.solve", "--model.distill", "--model.teacher")
+        anew = (
+            "--model.weights",
+            "--model.freeze",
+            "--model.solve",
+            "--model.distill",
+            "--model.teacher",
+        )
         words = [word for word in self.made.arguments if not word.startswith(anew)]
         self.cait("fit", *words, "--run_name=before", "--trainer.max_epochs=1")
-        checkpoint = torch.load(self.folder / "logs/before/checkpoints/best.ckpt", weights_only=True)
+        checkpoint = torch.load(
+            self.folder / "logs/before/checkpoints/best.ckpt", weights_only=True
+        )
         if self.situation.teacher == "renamed":
             checkpoint["ImageNetDataModule"]["class_names"] = ["other", "names", "as", "many"]
         torch.save(checkpoint, self.folder / TEACHER)
@@ -87,8 +106,12 @@ class Trial:
         if self.situation.teacher == "renamed":
             refused = self.fit("refused", "--trainer.max_epochs=1", may_be=(0, 2))
             told = refused.returncode == 2 and "teacher" in refused.stderr
-            self.broken += hold("where classes meet, names decide", told, "a teacher of other classes is taken")
-            self.made.arguments = [word for word in self.made.arguments if not word.startswith(TAUGHT)]
+            self.broken += hold(
+                "where classes meet, names decide", told, "a teacher of other classes is taken"
+            )
+            self.made.arguments = [
+                word for word in self.made.arguments if not word.startswith(TAUGHT)
+            ]
         how, end = self.situation.resumed, "--trainer.max_epochs=2"
         if how == "no":
             self.printed = self.fit("mine", end).stdout
@@ -113,7 +136,9 @@ class Trial:
         if done.returncode == 2 and (advice := re.search(r"--data\.check_resume \w+", done.stderr)):
             return self.cait("resume", "mine", end, advice[0].replace(" ", "=")).stdout
         if done.returncode:
-            raise BrokenLawError(f"a folder that has grown is continued: {done.stderr.strip().splitlines()[-1:]}")
+            raise BrokenLawError(
+                f"a folder that has grown is continued: {done.stderr.strip().splitlines()[-1:]}"
+            )
         return done.stdout
 
 
@@ -129,7 +154,9 @@ def metrics(run: Path) -> list[dict[str, str]]:
 def exact(run: Path, whole: Path) -> Iterator[str]:
     """Law 5: a run that was left and resumed ends with the bits of one left alone."""
     law = "a resumed run ends with the bits of one left alone"
-    got, expected = (torch.load(each / "checkpoints/last.ckpt", weights_only=True) for each in (run, whole))
+    got, expected = (
+        torch.load(each / "checkpoints/last.ckpt", weights_only=True) for each in (run, whole)
+    )
     for part in ("state_dict", "optimizer_states"):
         yield from hold(law, same(got[part], expected[part]), f"{part} differs")
     average = [each["callbacks"].get("EMA") for each in (got, expected)]
@@ -150,43 +177,72 @@ def one_number(trial: Trial, run: Path) -> Iterator[str]:
         raise BrokenLawError(f"{law}: no best among what was printed: {trial.printed[-300:]}")
     name, printed = best[2], float(best[3])
     figures = [{key: float(text) for key, text in row.items() if text} for row in metrics(run)]
-    bad = {key: figure for row in figures for key, figure in row.items() if not math.isfinite(figure)}
+    bad = {
+        key: figure for row in figures for key, figure in row.items() if not math.isfinite(figure)
+    }
     bad = {key: figure for key, figure in bad.items() if "grad" not in key}
     yield from hold("a figure is a number of images that count", not bad, bad)
     logged = max(row[f"{best[1]}/{name}"] for row in figures if f"{best[1]}/{name}" in row)
     yield from hold(law, abs(logged - printed) < 0.006, f"printed {best[0]}, metrics.csv {logged}")
 
     trial.cait("eval", "mine")
-    scored = json.loads((run / "evaluation.json").read_text())["ema" if best[1] == "val_ema" else "raw"]
-    yield from hold(law, abs(scored[name] - printed) < 0.006, f"printed {best[0]}, eval {scored[name]}")
+    scored = json.loads((run / "evaluation.json").read_text())[
+        "ema" if best[1] == "val_ema" else "raw"
+    ]
+    yield from hold(
+        law, abs(scored[name] - printed) < 0.006, f"printed {best[0]}, eval {scored[name]}"
+    )
 
     images = [(path, label) for path, label in seen(run)["val"] if label is not None]
-    trial.cait("predict", "mine", *(path for path, _ in images), "--format=csv", "--output=found.csv")
+    trial.cait(
+        "predict", "mine", *(path for path, _ in images), "--format=csv", "--output=found.csv"
+    )
     with (trial.folder / "found.csv").open(newline="", encoding="utf-8") as file:
         rows = [*csv.DictReader(file)]
-    counted = [(row, label) for row, (_, label) in zip(rows, images, strict=True) if not row["error"]]
+    counted = [
+        (row, label) for row, (_, label) in zip(rows, images, strict=True) if not row["error"]
+    ]
     if several:
         truth, found = (
             [[name in text.split(";") for name in seen(run)["classes"]] for text in texts]
             for texts in zip(*((label, row["class"]) for row, label in counted), strict=True)
         )
-        of_predict, of_eval = float(f1_score(truth, found, average="macro", zero_division=0)), scored["f1"]
+        of_predict, of_eval = (
+            float(f1_score(truth, found, average="macro", zero_division=0)),
+            scored["f1"],
+        )
     else:
         of_predict = 100 * sum(row["class"] == label for row, label in counted) / len(counted)
         of_eval = scored["acc1"]
-    yield from hold(law, abs(of_predict - of_eval) < 1e-3, f"eval {of_eval}, counted from predict {of_predict}")
-    yield from hold(law, scored["images"] == len(counted), f"eval {scored['images']} images, predict {len(counted)}")
+    yield from hold(
+        law, abs(of_predict - of_eval) < 1e-3, f"eval {of_eval}, counted from predict {of_predict}"
+    )
+    yield from hold(
+        law,
+        scored["images"] == len(counted),
+        f"eval {scored['images']} images, predict {len(counted)}",
+    )
     said = {os.path.realpath(trial.folder / row["path"]): row["class"] for row, _ in counted}
     paths = [Path(path) for path in said]
     for verb, answered in answers(run, paths, only=[trial.situation.verb]).items():
         if several and verb == "page":  # which shows no single answers
             continue
-        odd = [(path, said[path], found) for path, found in answered.items() if said.get(path, found) != found]
-        yield from hold(law, not odd, f"of {len(said)}, {verb} answers {len(odd)} unlike predict: {odd[:2]}")
-    yield from loaded(trial, [row for row, _ in counted], [label for _, label in counted], scored["loss"])
+        odd = [
+            (path, said[path], found)
+            for path, found in answered.items()
+            if said.get(path, found) != found
+        ]
+        yield from hold(
+            law, not odd, f"of {len(said)}, {verb} answers {len(odd)} unlike predict: {odd[:2]}"
+        )
+    yield from loaded(
+        trial, [row for row, _ in counted], [label for _, label in counted], scored["loss"]
+    )
 
 
-def loaded(trial: Trial, rows: list[dict[str, str]], labels: list[str], loss: float) -> Iterator[str]:
+def loaded(
+    trial: Trial, rows: list[dict[str, str]], labels: list[str], loss: float
+) -> Iterator[str]:
     """What `cait.load` says of the images: the classes of predict, and the loss of eval."""
     import cait
 
@@ -201,14 +257,27 @@ def loaded(trial: Trial, rows: list[dict[str, str]], labels: list[str], loss: fl
     for row, answer in zip(rows, answers, strict=True):
         several = trial.situation.images == "several"
         found = (";".join(one["class"] for one in answer) or ";") if several else answer[0]["class"]
-        yield from hold(law, found == row["class"], f"{row['path']}: predict {row['class']}, load {found}")
+        yield from hold(
+            law, found == row["class"], f"{row['path']}: predict {row['class']}, load {found}"
+        )
     names = module.class_names
     if trial.situation.images == "several":
-        targets = torch.tensor([[float(name in label.split(";")) for name in names] for label in labels])
+        targets = torch.tensor(
+            [[float(name in label.split(";")) for name in names] for label in labels]
+        )
         of_load = torch.nn.functional.binary_cross_entropy(shares, targets.double()).item()
     else:
-        of_load = -shares[range(len(labels)), [names.index(label) for label in labels]].log().mean().item()
-    yield from hold(law, math.isclose(of_load, loss, rel_tol=1e-4), f"loss of eval {loss:.6f}, of load {of_load:.6f}")
+        of_load = (
+            -shares[range(len(labels)), [names.index(label) for label in labels]]
+            .log()
+            .mean()
+            .item()
+        )
+    yield from hold(
+        law,
+        math.isclose(of_load, loss, rel_tol=1e-4),
+        f"loss of eval {loss:.6f}, of load {of_load:.6f}",
+    )
 
 
 # Law 2
@@ -218,12 +287,17 @@ def no_image_on_both_sides(trial: Trial, run: Path) -> Iterator[str]:
     """Law 2: training and validation share no file, group or content, also before and after a folder has grown."""
     law, made, folder = "no image on both sides", trial.made, trial.folder
     now = seen(run)
-    yield from hold("all processes train one run", now["processes"] == trial.processes, now["processes"])
+    yield from hold(
+        "all processes train one run", now["processes"] == trial.processes, now["processes"]
+    )
     stages = [("", now["train"], now["val"])]
     if trial.situation.resumed in ("grown", "extended"):
         stages += [("since the run began ", trial.first["train"], now["val"])]
         stages += [("since the run began ", now["train"], trial.first["val"])]
-        yield from hold("what validates stays", made.situation.images == "own" or trial.first["val"] == now["val"])
+        yield from hold(
+            "what validates stays",
+            made.situation.images == "own" or trial.first["val"] == now["val"],
+        )
     for when, train, val in stages:
         keys = {
             "file": lambda path: os.path.realpath(folder / path),
@@ -232,7 +306,10 @@ def no_image_on_both_sides(trial: Trial, run: Path) -> Iterator[str]:
         for kind, key in keys.items():
             both = {key(path) for path, _ in train} & {key(path) for path, _ in val}
             yield from hold(f"{law} ({kind})", not both, f"{when}{len(both)}: {sorted(both)[:3]}")
-    digest = {path: hashlib.sha256((folder / path).read_bytes()).digest() for path, _ in now["train"] + now["val"]}
+    digest = {
+        path: hashlib.sha256((folder / path).read_bytes()).digest()
+        for path, _ in now["train"] + now["val"]
+    }
     both = {digest[path] for path, _ in now["train"]} & {digest[path] for path, _ in now["val"]}
     both -= {hashlib.sha256(b"no picture").digest()}
     if made.situation.images == "folders":  # the user divides them
@@ -254,10 +331,15 @@ def no_image_on_both_sides(trial: Trial, run: Path) -> Iterator[str]:
 
 def shares(now: dict[str, Any]) -> Iterator[str]:
     """Each class is on both sides, and no class is nearly all on one."""
-    train, val = (Counter(part for _, label in now[side] for part in label.split(";")) for side in ("train", "val"))
+    train, val = (
+        Counter(part for _, label in now[side] for part in label.split(";"))
+        for side in ("train", "val")
+    )
     for name in now["classes"]:
         held, images = val[name], val[name] + train[name]
-        yield from hold("a split keeps its classes", 0 < held <= images / 2, f"{held} of {images} {name}")
+        yield from hold(
+            "a split keeps its classes", 0 < held <= images / 2, f"{held} of {images} {name}"
+        )
 
 
 # Law 3

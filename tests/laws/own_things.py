@@ -13,7 +13,9 @@ from torchmetrics.classification import MulticlassRecall, MultilabelRecall
 class Net(nn.Module):
     def __init__(self, img_size, num_classes, in_chans=3):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(in_chans, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(in_chans, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
+        )
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(8 * ((img_size - 1) // 2) ** 2, num_classes)
 
@@ -27,7 +29,10 @@ class Pictures(torch.utils.data.Dataset):
     def __init__(self, split):
         folder = Path("pictures", split)
         self.classes = sorted(path.name for path in folder.iterdir())
-        self.items = [(str(path), self.classes.index(path.parent.name)) for path in sorted(folder.glob("*/*.*"))]
+        self.items = [
+            (str(path), self.classes.index(path.parent.name))
+            for path in sorted(folder.glob("*/*.*"))
+        ]
         if split == "val":
             self.items[1] = (self.items[1][0], -1)
 
@@ -39,7 +44,11 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def recall(num_classes=None, num_labels=None) -> Metric:
-    return MultilabelRecall(num_labels) if num_labels else MulticlassRecall(num_classes, average="micro")
+    return (
+        MultilabelRecall(num_labels)
+        if num_labels
+        else MulticlassRecall(num_classes, average="micro")
+    )
 
 
 class Seen(Callback):
@@ -54,7 +63,9 @@ class Seen(Callback):
         for part in ("train", "val"):
             samples = getattr(data.source, part)
             items = [samples[index] for index in range(len(samples))]
-            found[part] = [(str(image), names[label] if label >= 0 else None) for image, label in items]
+            found[part] = [
+                (str(image), names[label] if label >= 0 else None) for image, label in items
+            ]
         if trainer.is_global_zero:
             Path(trainer.default_root_dir, "seen.json").write_text(json.dumps(found))
 

@@ -65,16 +65,28 @@ FACTORS: dict[str, Sequence[str]] = {
     "verb": ("predict", "page", "onnx", "card", "demo"),  # asked for the classes of the images too
 }
 SENSELESS: list[tuple[str, dict[str, set[str]]]] = [
-    ("a data set of one's own is a module, not a folder", {"images": {"own"}, "place": {"dot", "spaces", "accents"}}),
+    (
+        "a data set of one's own is a module, not a folder",
+        {"images": {"own"}, "place": {"dot", "spaces", "accents"}},
+    ),
     ("its images do not grow", {"images": {"own"}, "resumed": {"grown"}}),
     ("images are drawn by their one class", {"images": {"several"}, "weighting": {"balance"}}),
     (
         "class_weights is for several classes per image",
         {"images": {*FACTORS["images"]} - {"several"}, "weighting": {"class_weights"}},
     ),
-    ("its classes are counted only by opening its images", {"images": {"own"}, "weighting": {"balance"}}),
-    ("a teacher judges one class per image", {"images": {"several"}, "teacher": {"run", "renamed"}}),
-    ("so there is none with class_weights", {"weighting": {"class_weights"}, "teacher": {"run", "renamed"}}),
+    (
+        "its classes are counted only by opening its images",
+        {"images": {"own"}, "weighting": {"balance"}},
+    ),
+    (
+        "a teacher judges one class per image",
+        {"images": {"several"}, "teacher": {"run", "renamed"}},
+    ),
+    (
+        "so there is none with class_weights",
+        {"weighting": {"class_weights"}, "teacher": {"run", "renamed"}},
+    ),
     ("a head is solved on the features of weights", {"network": {"solved"}, "weights": {"none"}}),
     ("what is frozen came from weights", {"network": {"frozen", "lower"}, "weights": {"none"}}),
 ]
@@ -84,7 +96,9 @@ SENSELESS: list[tuple[str, dict[str, set[str]]]] = [
 def makes_sense(values: Sequence[str]) -> bool:
     """Whether the first factors may have these values together."""
     known = dict(zip(FACTORS, values, strict=False))
-    return not any(all(known.get(name) in given for name, given in rule.items()) for _, rule in SENSELESS)
+    return not any(
+        all(known.get(name) in given for name, given in rule.items()) for _, rule in SENSELESS
+    )
 
 
 def pairs(situation: Sequence[str]) -> set[frozenset[tuple[str, str]]]:
@@ -95,7 +109,9 @@ def pairs(situation: Sequence[str]) -> set[frozenset[tuple[str, str]]]:
 def all_pairs() -> set[frozenset[tuple[str, str]]]:
     """Those that make sense."""
     values = [(name, value) for name, values in FACTORS.items() for value in values]
-    two = (frozenset(pair) for pair in itertools.combinations(values, 2) if pair[0][0] != pair[1][0])
+    two = (
+        frozenset(pair) for pair in itertools.combinations(values, 2) if pair[0][0] != pair[1][0]
+    )
     return {pair for pair in two if makes_sense([dict(pair).get(name, "") for name in FACTORS])}
 
 
@@ -141,7 +157,12 @@ def picture(label: int, number: int, mode: str) -> Image.Image | np.ndarray:
     gray = Image.fromarray(_digits()[label][number]).resize((12, 12), Image.Resampling.BICUBIC)
     if mode == "color":
         return Image.merge(
-            "RGB", [gray, gray.point(lambda value: value // 2), gray.transpose(Image.Transpose.ROTATE_180)]
+            "RGB",
+            [
+                gray,
+                gray.point(lambda value: value // 2),
+                gray.transpose(Image.Transpose.ROTATE_180),
+            ],
         )
     if mode == "planes":
         pixels = np.asarray(gray).astype(np.uint16) * 257
@@ -182,7 +203,10 @@ class Made:
 def _save(made: Made, place: Path, label: int, numbers: Iterator[int], count: int) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for number in (next(numbers) for _ in range(count)):
-        path, image = place / f"{label}-{number:03d}{made.suffix}", picture(label, number, made.situation.mode)
+        path, image = (
+            place / f"{label}-{number:03d}{made.suffix}",
+            picture(label, number, made.situation.mode),
+        )
         if isinstance(image, np.ndarray):
             tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
         else:
@@ -242,7 +266,9 @@ def _copy(made: Made) -> None:
     place = made.folder / made.root
     for label, name in enumerate(CLASSES):
         original = sorted(place.rglob(f"{label}-*{made.suffix}"))[2]
-        folder = place / "val" / name if made.situation.images in ("folders", "own") else original.parent
+        folder = (
+            place / "val" / name if made.situation.images in ("folders", "own") else original.parent
+        )
         shutil.copy(original, folder / f"{label}-copy{made.suffix}")
     if made.situation.images in ("table", "groups", "several"):
         _labels(made)
@@ -292,7 +318,11 @@ def _arguments(made: Made) -> Iterator[str]:
     if given.devices != "launcher":
         yield f"--trainer.devices={given.devices}"
     yield from ("--data.global_batch=false", "--data.max_bad_share=0.1", "--data.hflip=0.5")
-    yield from ("--model.schedule=constant", "--model.warmup_epochs=0", "--trainer.log_every_n_steps=1")
+    yield from (
+        "--model.schedule=constant",
+        "--model.warmup_epochs=0",
+        "--trainer.log_every_n_steps=1",
+    )
     yield from ("--trainer.callbacks+=own_things.Seen", "--save_every_n_steps=1")
     yield f"--data.root={'own_things:Pictures' if given.images == 'own' else made.root}"
     if given.images == "own" and given.mode == "planes":  # a folder says by itself what it holds

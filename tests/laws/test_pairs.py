@@ -20,7 +20,9 @@ QUICK = 2
 def chosen() -> list:
     if SEED is not None:
         return [*situations(int(SEED))]
-    quick = (each for each in situations() if each.devices == "1" and each.verb not in ("onnx", "demo"))
+    quick = (
+        each for each in situations() if each.devices == "1" and each.verb not in ("onnx", "demo")
+    )
     return [*itertools.islice(quick, QUICK)]  # to draw all of them takes seconds
 
 

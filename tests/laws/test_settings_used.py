@@ -48,19 +48,35 @@ def network(**given: Any) -> Any:
     torch.manual_seed(0)
     made = module(**{"drop_path_rate": 0.0} | given)
     for weight in made.model.parameters():  # LayerScale starts near zero, and hides its branch
-        torch.nn.init.normal_(weight, std=0.3) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1)
+        torch.nn.init.normal_(weight, std=0.3) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, 1
+        )
     size, channels = made.settings.img_size, (given.get("fields") or {}).get("in_chans", 3)
     answers = made.model(torch.rand(2, channels, size, size))
     parts = {type(part).__name__ for part in made.model.modules()}
-    return {key: [*value.shape] for key, value in made.state_dict().items()}, answers.tolist(), parts
+    return (
+        {key: [*value.shape] for key, value in made.state_dict().items()},
+        answers.tolist(),
+        parts,
+    )
 
 
 def fields(**given: Any) -> Any:
     """The same of fields of the network, and what its parts hold."""
-    base, rate = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4), given.pop("drop_path_rate", 0.0)
+    base, rate = (
+        dict(embed_dim=16, depth=2, num_heads=2, patch_size=4),
+        given.pop("drop_path_rate", 0.0),
+    )
     made = module(fields=base | given, drop_path_rate=rate)
-    drawn = [weight.flatten()[:4].tolist() for name, weight in made.model.named_parameters() if "gamma" in name]
-    held = [{k: str(v) for k, v in vars(p).items() if k[0] != "_" and k != "config"} for p in made.model.modules()]
+    drawn = [
+        weight.flatten()[:4].tolist()
+        for name, weight in made.model.named_parameters()
+        if "gamma" in name
+    ]
+    held = [
+        {k: str(v) for k, v in vars(p).items() if k[0] != "_" and k != "config"}
+        for p in made.model.modules()
+    ]
     return network(fields=base | given, drop_path_rate=rate), drawn, held
 
 
@@ -122,15 +138,28 @@ def trains(**given: Any) -> Any:
 
 def batches(root: Path, **given: Any) -> Any:
     """The first batches of training and validation, mixed, and how they are loaded."""
-    base: Settings = dict(img_size=16, repeats=1, mixup=0, cutmix=0, auto_augment=None, erase_prob=0.0, hflip=0.0)
+    base: Settings = dict(
+        img_size=16, repeats=1, mixup=0, cutmix=0, auto_augment=None, erase_prob=0.0, hflip=0.0
+    )
     data = images_in(root, **base | given)
     data.setup("fit")
-    [images, labels], (val, names) = next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))
+    [images, labels], (val, names) = (
+        next(iter(data.train_dataloader())),
+        next(iter(data.val_dataloader())),
+    )
     if data.settings.mixes:
-        mixed = [data.settings.mix(images.clone(), labels, data.num_classes, seed) for seed in range(4)]
+        mixed = [
+            data.settings.mix(images.clone(), labels, data.num_classes, seed) for seed in range(4)
+        ]
         images, labels = (torch.stack([pair[place] for pair in mixed]) for place in (0, 1))
     drawn = [key[1:] for batch in data.train_dataloader().batch_sampler for key in batch]
-    about = data.workers(1), data.settings.bad_allowed(1000), data.how_read(), len(data.source.train), data.class_names
+    about = (
+        data.workers(1),
+        data.settings.bad_allowed(1000),
+        data.how_read(),
+        len(data.source.train),
+        data.class_names,
+    )
     return images.tolist(), labels.tolist(), val.tolist(), names.tolist(), drawn, about
 
 
@@ -179,9 +208,24 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "distillation": ("hard", loss),
     "distillation_alpha": (0.1, loss, {"distillation": "soft"}),
     "distillation_tau": (3.0, loss, {"distillation": "soft"}),
-    "teacher": ("nowhere.ckpt", blocks, {"distillation": "hard"}, "the checkpoint nowhere.ckpt does not exist"),
-    "teacher_path": ("nowhere.pth", blocks, {"distillation": "hard", "teacher": "test_vit"}, "from nowhere.pth"),
-    "teacher_fields": ({"x": 1}, blocks, {"distillation": "hard", "teacher": "test_vit"}, "cannot be loaded"),
+    "teacher": (
+        "nowhere.ckpt",
+        blocks,
+        {"distillation": "hard"},
+        "the checkpoint nowhere.ckpt does not exist",
+    ),
+    "teacher_path": (
+        "nowhere.pth",
+        blocks,
+        {"distillation": "hard", "teacher": "test_vit"},
+        "from nowhere.pth",
+    ),
+    "teacher_fields": (
+        {"x": 1},
+        blocks,
+        {"distillation": "hard", "teacher": "test_vit"},
+        "cannot be loaded",
+    ),
     "freeze": (True, trains),
     "freeze_norm": (True, trains),
 }
@@ -253,7 +297,14 @@ DATA: dict[str, tuple[Any, ...]] = {
     "fold": (1, opened, {"folds": 3}),
     "group_by": ("(.*)", opened),
 }
-BY_SOURCE = {"data_dir": "x", "download": True, "input_key": "x", "target_key": "x", "cache_gb": 1.0, "window": 2}
+BY_SOURCE = {
+    "data_dir": "x",
+    "download": True,
+    "input_key": "x",
+    "target_key": "x",
+    "cache_gb": 1.0,
+    "window": 2,
+}
 """Settings of data sets of other kinds than folders: a folder refuses them."""
 
 
@@ -262,7 +313,11 @@ def part(kind: type) -> Callable[[Trainer], Any]:
 
     def see(trainer: Any) -> Any:
         return [
-            {key: value for key, value in vars(each).items() if isinstance(value, bool | int | float | str | None)}
+            {
+                key: value
+                for key, value in vars(each).items()
+                if isinstance(value, bool | int | float | str | None)
+            }
             for each in trainer.callbacks
             if isinstance(each, kind)
         ]
@@ -324,7 +379,10 @@ ALONE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "trainer.fast_dev_run": (True, lambda t: t.fast_dev_run),
 }
 REFUSED = {
-    "trainer.accelerator": ("gpu", "no supported gpu backend found: take --trainer.accelerator auto"),
+    "trainer.accelerator": (
+        "gpu",
+        "no supported gpu backend found: take --trainer.accelerator auto",
+    ),
     "trainer.strategy": ("ddp_spawn", "runs save and resume with ddp or one device"),
     "trainer.devices": ("3", "cannot be shared out over 3 batches"),
     "trainer.num_nodes": ("2", "start it on every machine with torchrun or srun"),
@@ -339,7 +397,8 @@ REFUSED = {
     "ckpt_path": ("nowhere.ckpt", "nowhere.ckpt"),
     "weights_only": ("false", "checkpoints hold plain values alone"),
     **{
-        f"data.{name}": (str(value), "does nothing without a root of another kind") for name, value in BY_SOURCE.items()
+        f"data.{name}": (str(value), "does nothing without a root of another kind")
+        for name, value in BY_SOURCE.items()
     },
 }
 WITHOUT_USE = {
@@ -425,10 +484,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for kind, count in {"a": 8, "b": 4}.items():
             (folder / root / kind).mkdir(parents=True)
             for number in range(count):
-                pixels = np.kron(draw.integers(0, 255, (6, 9, 4)), np.ones((6, 6, 1))).astype(np.uint8)
+                pixels = np.kron(draw.integers(0, 255, (6, 9, 4)), np.ones((6, 6, 1))).astype(
+                    np.uint8
+                )
                 Image.fromarray(pixels).save(folder / root / kind / f"{number}.png", exif=exif)
     (folder / "LIST").write_text("path,class\na/0.png,a\nb/1.png,b\n")
-    (folder / "TABLE").write_text("path,label\n" + "".join(f"train/{k}/{n}.png,{k}\n" for k in "ab" for n in range(4)))
+    (folder / "TABLE").write_text(
+        "path,label\n" + "".join(f"train/{k}/{n}.png,{k}\n" for k in "ab" for n in range(4))
+    )
     fit = trainer(max_steps=2, callbacks=[EMA(0.5)])
     fit.fit(module(lr=0.1, warmup_epochs=0), loader())
     fit.save_checkpoint(folder / "FILE.ckpt")
@@ -438,7 +501,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def placed(settings: Settings, files: dict[str, str]) -> Settings:
     """The settings, with the paths of files in the place of their names."""
-    return {name: files.get(value, value) if isinstance(value, str) else value for name, value in settings.items()}
+    return {
+        name: files.get(value, value) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
 
 
 def assert_seen(name: str, row: tuple[Any, ...], files: dict[str, str], first: list[Any]) -> None:
@@ -488,9 +554,17 @@ def numbers(kind: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, hint in get_type_hints(kind).items():
         text = str(hint)
-        if name not in ("seed", "img_size", "num_classes") and "ClassVar" not in text and re.search("float|int", text):
+        if (
+            name not in ("seed", "img_size", "num_classes")
+            and "ClassVar" not in text
+            and re.search("float|int", text)
+        ):
             odd = [math.nan, math.inf, -math.inf, -1.0] if "float" in text else [-1]
-            found[name] = [(value,) * (2 if "tuple" in text else 3) for value in odd] if "Sequence" in text else odd
+            found[name] = (
+                [(value,) * (2 if "tuple" in text else 3) for value in odd]
+                if "Sequence" in text
+                else odd
+            )
             if "tuple" in text:
                 found[name] = [(value, value) for value in odd]
     for name in ("mean", "std"):  # the next test has them
@@ -562,12 +636,16 @@ def test_a_setting_without_what_it_needs_is_refused(name: str, run: Run) -> None
 
 def test_every_need_is_tried() -> None:
     rules = rules_of_run(settings_of("fit"))
-    needs = {name for name, known in rules.items() if any(isinstance(rule, Needs) for rule in known)}
+    needs = {
+        name for name, known in rules.items() if any(isinstance(rule, Needs) for rule in known)
+    }
     assert needs
     assert needs <= WITHOUT_USE.keys() | REFUSED.keys()
 
 
-def test_a_setting_that_a_later_one_leaves_without_use_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_setting_that_a_later_one_leaves_without_use_is_named(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     run("--data.mixup=0", "--data.cutmix=0", "--model.name=own_parts:Net", "--model.fields=null")
     for name in ("data.mix_prob 0.2", "model.drop_path_rate 0.05"):
         assert f"left out: --{name} does nothing without" in caplog.text
@@ -576,7 +654,11 @@ def test_a_setting_that_a_later_one_leaves_without_use_is_named(run: Run, caplog
 def test_the_tables_have_every_setting(run: Run) -> None:
     known = {*run()._parser("fit").get_defaults().keys()} - {"config"}
     assert known == LISTED.keys()
-    fields = {field.name for kind in (CaiTConfig, *plugins.groups("fields")) for field in dataclasses.fields(kind)}
+    fields = {
+        field.name
+        for kind in (CaiTConfig, *plugins.groups("fields"))
+        for field in dataclasses.fields(kind)
+    }
     assert fields == {*FIELDS, *LINKED, "drop_path_rate"}
     for name in sorted(known):
         print(f"{name:40} {LISTED[name]}")

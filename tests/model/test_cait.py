@@ -41,7 +41,9 @@ def pair(drop_path_rate: float = 0.0) -> tuple[torch.nn.Module, torch.nn.Module]
     return theirs, ours
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))]
+)
 def test_logits_and_gradients_are_timms(dtype: torch.dtype, tolerance: float) -> None:
     theirs, ours = pair()
     theirs, ours = theirs.to(dtype).eval(), ours.to(dtype).eval()
@@ -94,13 +96,18 @@ def test_skipping_work_is_multiplying_by_zero(rate: float) -> None:
     weights = torch.randn_like(got)
     gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
     for ours, reference in zip(*gradients, strict=True):
-        assert torch.allclose(ours, reference, rtol=0, atol=1e-10)  # and no parameter without a gradient
+        assert torch.allclose(
+            ours, reference, rtol=0, atol=1e-10
+        )  # and no parameter without a gradient
     assert torch.equal(block.eval()(x[:1]), block(x)[:1])
 
 
 def test_parameter_counts_and_the_papers_rates() -> None:
     with torch.device("meta"):
-        counts = {name: sum(weight.numel() for weight in cait.create_model(name).parameters()) for name in PARAMETERS}
+        counts = {
+            name: sum(weight.numel() for weight in cait.create_model(name).parameters())
+            for name in PARAMETERS
+        }
         assert counts == PARAMETERS
         for depth, epsilon in ((6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)):
             assert cait.create_model("s36", depth=depth).config.epsilon == epsilon
@@ -113,7 +120,9 @@ def test_parameter_counts_and_the_papers_rates() -> None:
 def test_initial_weights_follow_timms_distribution() -> None:
     torch.manual_seed(0)
     theirs, ours = timm.create_model("cait_xxs36_224"), cait.create_model("xxs36")
-    for (name, expected), (_, got) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
+    for (name, expected), (_, got) in zip(
+        theirs.named_parameters(), ours.named_parameters(), strict=True
+    ):
         if expected.std() == 0 or expected.numel() == 1:  # constants: biases, norms, λ
             assert torch.equal(expected, got), name
         elif expected.numel() > 2000:
@@ -136,12 +145,18 @@ def test_the_maps_on_request_are_those_that_weigh_the_values() -> None:
     torch.testing.assert_close(attn.proj((attn.maps(x) @ v).transpose(1, 2).flatten(2)), attn(x))
     z = torch.randn(2, 17, 48)
     v = class_attn.v(z).unflatten(-1, (4, 12)).transpose(1, 2)
-    torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
+    torch.testing.assert_close(
+        class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z)
+    )
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)])  # of gamma: none, a scalar, a channel
+@pytest.mark.parametrize(
+    ("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)]
+)  # of gamma: none, a scalar, a channel
 @pytest.mark.parametrize("gelu", [False, True])
-def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(width: int, tokens: int, gelu: bool) -> None:
+def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(
+    width: int, tokens: int, gelu: bool
+) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(4, 5).double()
     x = torch.randn(2, tokens, 4, dtype=torch.float64, requires_grad=True)
@@ -159,7 +174,9 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
     linear = torch.nn.Linear(4, 5).half()
     torch.nn.init.constant_(linear.weight, 0.02)
     out = scaled_linear(linear, torch.full((1, 3, 4), 50.0).half(), torch.full((5,), 1e-6))
-    torch.testing.assert_close(out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0
+    )
 
 
 SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10, drop_path_rate=0.0)
@@ -173,7 +190,9 @@ def test_class_attention_is_timms() -> None:
     theirs.load_state_dict(block.attn.state_dict())
     assert torch.allclose(block.attn(z), theirs(z), rtol=0, atol=1e-12)
     middle = z[:, :1] + 0.5 * block.attn(block.norm1(z))
-    assert torch.allclose(block(z[:, 1:], z[:, :1]), middle + 0.5 * block.mlp(block.norm2(middle)), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        block(z[:, 1:], z[:, :1]), middle + 0.5 * block.mlp(block.norm2(middle)), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,13 +223,20 @@ def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:
 def test_a_field_that_nothing_here_has_is_told(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of an extra that has been deleted."""
     monkeypatch.setattr(plugins, "extras", dict)
-    with pytest.raises(UserError, match=f"unknown model field '{field}'; choose from attention_backend, depth"):
+    with pytest.raises(
+        UserError, match=f"unknown model field '{field}'; choose from attention_backend, depth"
+    ):
         cait.create_model("xxs24", **{field: "plain"})
 
 
-def named_groups(model: torch.nn.Module, groups: list[dict]) -> list[tuple[float, float, list[str]]]:
+def named_groups(
+    model: torch.nn.Module, groups: list[dict]
+) -> list[tuple[float, float, list[str]]]:
     names = {id(p): name for name, p in model.named_parameters()}
-    return [(g["weight_decay"], g.get("lr_scale", 1.0), [names[id(p)] for p in g["params"]]) for g in groups]
+    return [
+        (g["weight_decay"], g.get("lr_scale", 1.0), [names[id(p)] for p in g["params"]])
+        for g in groups
+    ]
 
 
 def test_groups_are_timms() -> None:
@@ -220,4 +246,6 @@ def test_groups_are_timms() -> None:
         (None, param_groups_weight_decay(theirs, 0.05, no_weight_decay_list=exempt)),
         (0.7, param_groups_layer_decay(theirs, 0.05, exempt, layer_decay=0.7)),
     ):
-        assert named_groups(ours, param_groups(ours, 0.05, layer_decay)) == named_groups(theirs, expected)
+        assert named_groups(ours, param_groups(ours, 0.05, layer_decay)) == named_groups(
+            theirs, expected
+        )

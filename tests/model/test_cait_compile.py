@@ -17,7 +17,9 @@ from cait.model.residual import draw_samples
 from cait.train.callbacks import EMA
 from cait.train.metrics import EvalMetrics
 
-SMALLEST: dict = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip")
+SMALLEST: dict = dict(
+    patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +48,14 @@ def test_compiled_is_the_eager_network_without_breaks_or_recompilations() -> Non
     graphs = counters["stats"]["unique_graphs"]
     with torch._dynamo.config.patch(error_on_recompile=True):
         for seed in range(20):  # with as many different numbers of images kept as chance has it
-            for ours, reference in zip(step(compiled, images, seed), step(eager, images, seed), strict=True):
+            for ours, reference in zip(
+                step(compiled, images, seed), step(eager, images, seed), strict=True
+            ):
                 torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
         for batch in (16, 5):  # the last batch of a validation set is smaller
-            torch.testing.assert_close(evaluate(compiled, images[:batch]), evaluate(eager, images[:batch]))
+            torch.testing.assert_close(
+                evaluate(compiled, images[:batch]), evaluate(eager, images[:batch])
+            )
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
 
@@ -65,15 +71,24 @@ def test_small_batches_need_few_graphs_whatever_is_dropped(only_graphs: None) ->
     kept, before = set(), counters["stats"]["unique_graphs"]
     for seed in range(100):
         torch.manual_seed(seed)
-        kept |= {len(sample[0]) for sample in draw_samples([eager.blocks[0].drop_path] * 2, images) if sample}
+        kept |= {
+            len(sample[0])
+            for sample in draw_samples([eager.blocks[0].drop_path] * 2, images)
+            if sample
+        }
         ours = step(compiled, images, seed)
         if seed < 20:
             for got, reference in zip(ours, step(eager, images, seed), strict=True):
                 torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)
-    assert kept == set(range(1, batch + 1))  # 1 stands for no image too: one is then computed, times 0
+    assert kept == set(
+        range(1, batch + 1)
+    )  # 1 stands for no image too: one is then computed, times 0
     for size in (1, 3):
         evaluate(compiled, images[:size])
-    of_attention, of_class_attention = 2 * 2 + 2, 1 + 2  # in training, and in evaluation of one image or more
+    of_attention, of_class_attention = (
+        2 * 2 + 2,
+        1 + 2,
+    )  # in training, and in evaluation of one image or more
     assert counters["stats"]["unique_graphs"] - before <= of_attention + of_class_attention
 
 

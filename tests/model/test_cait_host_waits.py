@@ -50,10 +50,15 @@ def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits_root: Pat
             precision="bf16-mixed",
             gradient_clip_val=1.0,
         )
-        fit.fit(module(num_classes=10, drop_path_rate=0.3, fields=FIELDS | {"drop_path_mode": mode}), data)
+        fit.fit(
+            module(num_classes=10, drop_path_rate=0.3, fields=FIELDS | {"drop_path_mode": mode}),
+            data,
+        )
     assert len(steps) == STEPS + 1
     # The first step, and the first that is logged, make what the others use again.
     for number, waits in enumerate(steps[LOG_EVERY:STEPS], start=LOG_EVERY + 1):
         guard_and_loggers = (1 + FIGURES) * (number % LOG_EVERY == 0)
-        assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS) * bool(shown), f"step {number}: {waits}"
+        assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS) * bool(shown), (
+            f"step {number}: {waits}"
+        )
     assert {"convolution_backward", "_foreach_lerp_", "_fused_adamw_"} <= spy.operations

@@ -34,13 +34,17 @@ IN_TIMM = {
 def pair(theirs: str, img_size: int) -> tuple[torch.nn.Module, torch.nn.Module]:
     """timm's model and ours, as shapes without memory: their initial weights take long and are not wanted."""
     with torch.device("meta"):
-        return timm.create_model(theirs, img_size=img_size), cait.create_model(theirs.split("_")[1], img_size=img_size)
+        return timm.create_model(theirs, img_size=img_size), cait.create_model(
+            theirs.split("_")[1], img_size=img_size
+        )
 
 
 @pytest.mark.parametrize("theirs", ["cait_xxs24_384", "cait_m48_448", *slow(*IN_TIMM)])
 def test_every_key_and_shape_is_timms(theirs: str) -> None:
     source, model = pair(theirs, int(theirs[-3:]))
-    shapes, expected = ([(key, value.shape) for key, value in net.state_dict().items()] for net in (model, source))
+    shapes, expected = (
+        [(key, value.shape) for key, value in net.state_dict().items()] for net in (model, source)
+    )
     assert shapes == expected  # in timm's order
     assert set(IN_TIMM) == set(timm.list_models("cait_*"))
 
@@ -53,7 +57,9 @@ def theirs() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def files(theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(
+    theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     return forms(tmp_path_factory.mktemp("weights"), theirs)
 
 
@@ -66,27 +72,41 @@ def files(theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFact
 )
 def test_same_weights_same_logits_in_float64_both_ways(theirs: str, img_size: int) -> None:
     source, model = (net.double().eval() for net in pair(theirs, img_size))
-    images = torch.randn(1, 3, img_size, img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        1, 3, img_size, img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     outputs = []
     source.to_empty(device="cpu")
     for seed, (giver, taker) in enumerate([(source, model), (model, source)]):
         fill(giver, seed)
-        taker.load_state_dict(giver.state_dict(), strict=True, assign=True)  # in one memory: M-48 takes 2.9 GB
+        taker.load_state_dict(
+            giver.state_dict(), strict=True, assign=True
+        )  # in one memory: M-48 takes 2.9 GB
         with torch.no_grad():
             outputs.append(giver(images))
             assert (taker(images) - outputs[-1]).abs().max() <= 1e-9
     assert (outputs[0] - outputs[1]).abs().max() > 1e-2  # other weights, other logits
 
 
-def test_another_networks_weights_are_told_by_the_first_that_differs(theirs, files, tmp_path: Path) -> None:
+def test_another_networks_weights_are_told_by_the_first_that_differs(
+    theirs, files, tmp_path: Path
+) -> None:
     deeper = "blocks.24.gamma_1 is missing in it, (192,) in the model"
     wider = "cls_token is (1, 1, 192) in it, (1, 1, 384) in the model"
     for path in files.values():
         assert deeper in told(path, "xxs36")
         assert wider in told(path, "s24")
     for name, change, words in [
-        ("short", {"blocks.3.mlp.fc1.bias": torch.zeros(767)}, "blocks.3.mlp.fc1.bias is (767,) in it, (768,) in"),
-        ("more", {"blocks.24.gamma_1": torch.zeros(192)}, "blocks.24.gamma_1 is (192,) in it, missing in the model"),
+        (
+            "short",
+            {"blocks.3.mlp.fc1.bias": torch.zeros(767)},
+            "blocks.3.mlp.fc1.bias is (767,) in it, (768,) in",
+        ),
+        (
+            "more",
+            {"blocks.24.gamma_1": torch.zeros(192)},
+            "blocks.24.gamma_1 is (192,) in it, missing in the model",
+        ),
         ("deit", {"pos_embed": torch.zeros(1, 197, 192)}, "not 197 to 196"),
     ]:
         save_file(theirs | change, tmp_path / f"{name}.safetensors")
@@ -117,14 +137,19 @@ def test_published_weights_come_through_timm(hub, theirs) -> None:
     same = cait.create_model("xxs24", pretrained=True).state_dict()
     larger = cait.create_model("xxs24", img_size=256, num_classes=7, pretrained=True).state_dict()
     words = "timm's cait_xxs24_384.fb_dist_in1k could not be fetched from the Hugging Face hub"
-    with torch.device("meta"), pytest.raises(UserError, match=words):  # timm has its own at 384, but not in the cache
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=words),
+    ):  # timm has its own at 384, but not in the cache
         cait.create_model("xxs24", img_size=384, pretrained=True)
     with torch.device("meta"), pytest.raises(UserError, match="nobody publishes weights of xs36"):
         cait.create_model("xs36", pretrained=True)
     assert cached_weights("gcvit_tiny.in1k") is None  # published, but not on the hub
     assert same.keys() == larger.keys() == theirs.keys()
     assert all(torch.equal(same[key], value) for key, value in theirs.items())
-    expected = resample_abs_pos_embed(theirs["pos_embed"], [16, 16], num_prefix_tokens=0, antialias=False)
+    expected = resample_abs_pos_embed(
+        theirs["pos_embed"], [16, 16], num_prefix_tokens=0, antialias=False
+    )
     assert torch.equal(larger.pop("pos_embed"), expected)
     assert larger.pop("head.weight").shape == (7, 192)
     assert torch.equal(larger.pop("head.bias"), torch.zeros(7))

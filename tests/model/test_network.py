@@ -34,7 +34,9 @@ class Dropping(Plain):
     pass
 
 
-def plain_or_dropping(img_size: int, num_classes: int, drop_path_rate: float = 0.0, **fields: int) -> Plain:
+def plain_or_dropping(
+    img_size: int, num_classes: int, drop_path_rate: float = 0.0, **fields: int
+) -> Plain:
     """Take stochastic depth, as few networks do."""
     return (Dropping if drop_path_rate == 0.1 else Plain)(img_size, num_classes, **fields)
 
@@ -55,24 +57,39 @@ HERE = f"{__name__}:Plain"
     [
         ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
         ("timm/test_resnet", {}, "ResNet", "fc"),
-        ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
+        (
+            "timm/deit_tiny_distilled_patch16_224",
+            dict(depth=1),
+            "VisionTransformerDistilled",
+            "head head_dist",
+        ),
         (HERE, dict(width=5), "Plain", "head"),
         (f"{__name__}:plain_or_dropping", dict(width=5), "Dropping", "head"),
         (f"{__name__}:any_arguments", dict(width=5), "Dropping", "head"),
     ],
 )
-def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str, head: str) -> None:
+def test_a_name_becomes_a_network_of_the_size(
+    name: str, fields: dict, kind: str, head: str
+) -> None:
     built = network.create_model(name, 32, 7, 0.1, **fields)
     assert type(built).__name__ == kind
     assert built(IMAGES).shape == (3, 7)
-    assert classifier_keys(built) == [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
+    assert classifier_keys(built) == [
+        f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "expected"),
-    [("timm/test_efficientnet", dict(in_chans=1), {True}), ("timm/test_vit", {}, {False}), (HERE, {}, {False})],
+    [
+        ("timm/test_efficientnet", dict(in_chans=1), {True}),
+        ("timm/test_vit", {}, {False}),
+        (HERE, {}, {False}),
+    ],
 )
-def test_timms_networks_of_convolutions_run_in_channels_last(name: str, fields: dict, expected: set[bool]) -> None:
+def test_timms_networks_of_convolutions_run_in_channels_last(
+    name: str, fields: dict, expected: set[bool]
+) -> None:
     built, formats = network.create_model(name, 32, 7, **fields).eval(), set()
 
     def look(_: nn.Module, __: object, output: Tensor) -> None:
@@ -85,11 +102,15 @@ def test_timms_networks_of_convolutions_run_in_channels_last(name: str, fields: 
     images = torch.randn(2, fields.get("in_chans", 3), 32, 32)
     logits = built(images)
     assert formats == expected
-    torch.testing.assert_close(built.to(memory_format=torch.contiguous_format)(images), logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        built.to(memory_format=torch.contiguous_format)(images), logits, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("relaid", [False, True])
-def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(relaid: bool, tmp_path: Path) -> None:
+def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(
+    relaid: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "x.ckpt"
 
     def lay_out() -> None:
@@ -104,16 +125,38 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(rel
 @pytest.mark.parametrize(
     ("arguments", "fields", "message"),
     [
-        (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
-        (("timm/test_vit", 32, 7), dict(dept=3), "cannot make timm:create_model: .*dept.*; --model.fields null"),
+        (
+            ("timm/vit_tiny_patch16_225", 32, 7),
+            {},
+            "timm has no model .*; did you mean vit_tiny_patch16_224",
+        ),
+        (
+            ("timm/test_vit", 32, 7),
+            dict(dept=3),
+            "cannot make timm:create_model: .*dept.*; --model.fields null",
+        ),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
-        (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),  # code
-        ((HERE, 32, 7), dict(size=3), f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields"),
-        ((f"{__name__}:refusing", 32, 7), {}, f"cannot make {__name__}:refusing: .*'drop_path_rate'"),
+        (
+            ("timm/hf-hub:someone/something", 32, 7),
+            {},
+            "timm has no model 'hf-hub:someone/something'",
+        ),  # code
+        (
+            (HERE, 32, 7),
+            dict(size=3),
+            f"cannot make {HERE}: .*'size'; --model.fields null gives it none of the fields",
+        ),
+        (
+            (f"{__name__}:refusing", 32, 7),
+            {},
+            f"cannot make {__name__}:refusing: .*'drop_path_rate'",
+        ),
         (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
     ],
 )
-def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, message: str) -> None:
+def test_what_is_no_network_is_told_in_one_line(
+    arguments: tuple, fields: dict, message: str
+) -> None:
     with pytest.raises(UserError, match=message) as error:
         network.create_model(*arguments, **fields)
     assert "\n" not in str(error.value)
@@ -130,9 +173,18 @@ def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: st
     with pytest.raises(UserError, match=message):
         module(**(dict(name=HERE, fields=None) | settings))
     for name, fields in (("timm/test_vit", {}), ("xxs24", dict(depth=1))):
-        assert module(name=name, img_size=32, fields=fields, grad_checkpointing=True).model.grad_checkpointing is True
-    normed = module(name="timm/test_resnet", fields=None, drop_path_rate=None, grad_checkpointing=True)
-    with pytest.raises(UserError, match=r"BatchNorm would count each batch twice: set model.grad_checkpointing to"):
+        assert (
+            module(
+                name=name, img_size=32, fields=fields, grad_checkpointing=True
+            ).model.grad_checkpointing
+            is True
+        )
+    normed = module(
+        name="timm/test_resnet", fields=None, drop_path_rate=None, grad_checkpointing=True
+    )
+    with pytest.raises(
+        UserError, match=r"BatchNorm would count each batch twice: set model.grad_checkpointing to"
+    ):
         trainer(max_epochs=1).fit(normed, loader())
     normed.model.eval()  # as one whose statistics are frozen
     trainer(max_epochs=1).fit(normed, loader())
@@ -190,7 +242,9 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
         module(name=f"{__name__}:Failing", fields=dict(kind=kind))
     assert "\n" not in str(error.value)
     assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
-    auxiliary = module(name=f"{__name__}:Failing", fields=dict(kind="auxiliary"), drop_path_rate=None)
+    auxiliary = module(
+        name=f"{__name__}:Failing", fields=dict(kind="auxiliary"), drop_path_rate=None
+    )
     with pytest.raises(UserError, match=r"gives no logits in training: try.* not tuple"):
         trainer(max_epochs=1).fit(auxiliary, loader())
 
@@ -198,7 +252,9 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
 def test_a_classifier_is_a_layer() -> None:
     own = module(name=f"{__name__}:Failing", fields=dict(kind="well")).model
     own.get_classifier = lambda: "head"
-    with pytest.raises(UserError, match=r"get_classifier\(\) of Failing must return a layer, not str"):
+    with pytest.raises(
+        UserError, match=r"get_classifier\(\) of Failing must return a layer, not str"
+    ):
         classifier_keys(own)
 
 

@@ -27,7 +27,9 @@ def theirs() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def files(theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(
+    theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     return forms(tmp_path_factory.mktemp("weights"), theirs)
 
 
@@ -39,7 +41,9 @@ def test_every_form_of_file_holds_the_same_weights(theirs, files) -> None:
     assert read_weights(files["timm.pth.tar"], ema=True)[0].keys() == theirs.keys()
 
 
-SMALLEST = dict(name="xxs24", img_size=8, num_classes=4, embed_dim=16, depth=1, num_heads=2, patch_size=4)
+SMALLEST = dict(
+    name="xxs24", img_size=8, num_classes=4, embed_dim=16, depth=1, num_heads=2, patch_size=4
+)
 PREFIXES = [
     "",
     "module.",
@@ -62,9 +66,13 @@ def test_weights_behind_one_prefix_are_taken(prefix: str, holder: str, tmp_path:
     state = {f"{prefix}{key}": value for key, value in theirs.state_dict().items()}
     beside = {"n_averaged": torch.tensor(3), "criterion.weight": torch.ones(2)} if prefix else {}
     optimizer = {"epoch": 3, "optimizer_state_dict": {"state": {}}}
-    torch.save({holder: state | beside} | optimizer if holder else state | beside, tmp_path / "x.pth")
+    torch.save(
+        {holder: state | beside} | optimizer if holder else state | beside, tmp_path / "x.pth"
+    )
     assert load_weights(ours, tmp_path / "x.pth") == []
-    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+    assert all(
+        torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()
+    )
 
 
 def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> None:
@@ -76,7 +84,10 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
         ({"one": state, "two": state}, "holds no weights; it has one, two"),
         (both, "behind each of a., b.: save those of one alone"),
         (part, "x.pth is of another network: norm.weight is missing in it"),
-        (others, "x.pth, with the names layer0.weight, layer1.weight, layer2.weight and 6 more, is of another network"),
+        (
+            others,
+            "x.pth, with the names layer0.weight, layer1.weight, layer2.weight and 6 more, is of another network",
+        ),
     ):
         torch.save(content, tmp_path / "x.pth")
         with pytest.raises(UserError, match=words):
@@ -92,7 +103,10 @@ def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda value: value.to(torch.int8), r"is of the type int8 in it, of the type float32 in the model"),
+        (
+            lambda value: value.to(torch.int8),
+            r"is of the type int8 in it, of the type float32 in the model",
+        ),
         (lambda value: value > 0, r"is of the type bool in it"),
         (lambda value: value.to(torch.complex64), r"is of the type complex64 in it"),
         (lambda value: value / 0, r"is not finite"),
@@ -107,21 +121,43 @@ def test_weights_are_finite_floats(change: Any, words: str | None, at: int, tmp_
     state = cait.create_model(**SMALLEST).state_dict()
     torch.save(state | {"norm.weight": change(state["norm.weight"])}, tmp_path / "x.pth")
     network = cait.create_model(**SMALLEST | {"img_size": at})
-    with pytest.raises(UserError, match=rf"x\.pth .*: norm\.weight {words}") if words else nullcontext():
+    with (
+        pytest.raises(UserError, match=rf"x\.pth .*: norm\.weight {words}")
+        if words
+        else nullcontext()
+    ):
         load_weights(network, tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize(
     ("save", "words"),
     [
-        (lambda path: torch.save({"acc": np.float64(1), "model": {}}, path), r"holds numpy\.\S+, which is neither"),
-        (lambda path: torch.save(torch.nn.Linear(2, 2), path), r"holds torch\.nn\.\S+\.Linear, which is neither"),
-        (lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path), r"a TorchScript archive.*state_dict\(\)"),
+        (
+            lambda path: torch.save({"acc": np.float64(1), "model": {}}, path),
+            r"holds numpy\.\S+, which is neither",
+        ),
+        (
+            lambda path: torch.save(torch.nn.Linear(2, 2), path),
+            r"holds torch\.nn\.\S+\.Linear, which is neither",
+        ),
+        (
+            lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path),
+            r"a TorchScript archive.*state_dict\(\)",
+        ),
         (lambda path: path.write_text('{"weight_map": {}}'), "is JSON: name a file of tensors"),
-        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "a pointer of Git LFS"),
+        (
+            lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+            "a pointer of Git LFS",
+        ),
         (lambda path: path.touch(), "it is empty"),
-        (lambda path: torch.save(torch.ones(999), path) or os.truncate(path, 999), "a zip archive that is cut off"),
-        (lambda path: torch.save({"state_dict": {"a": torch.ones(1)}}, path), "name it with --model.weights"),
+        (
+            lambda path: torch.save(torch.ones(999), path) or os.truncate(path, 999),
+            "a zip archive that is cut off",
+        ),
+        (
+            lambda path: torch.save({"state_dict": {"a": torch.ones(1)}}, path),
+            "name it with --model.weights",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -157,7 +193,11 @@ class Bomb:
 
 def test_unusable_files_are_told(files, tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("no weights")
-    for name, content in (("list", [1, 2]), ("numbers", {"model": {1: 2}}), ("tensor", {"model": torch.zeros(1)})):
+    for name, content in (
+        ("list", [1, 2]),
+        ("numbers", {"model": {1: 2}}),
+        ("tensor", {"model": torch.zeros(1)}),
+    ):
         torch.save(content, tmp_path / f"{name}.pth")
         assert "holds no weights" in told(tmp_path / f"{name}.pth")
     assert "do not exist" in told(tmp_path / "none.pth")
@@ -169,10 +209,15 @@ def test_unusable_files_are_told(files, tmp_path: Path) -> None:
 
 def test_the_network_that_a_file_names_is_told(tmp_path: Path) -> None:
     named = {"hyper_parameters": {"name": "xs24", "fields": {"depth": 3}}}, {"arch": "resnet18"}
-    for content, words in zip(named, ("of xs24 with --model.fields '{\"depth\": 3}'", "of timm/resnet18"), strict=True):
+    for content, words in zip(
+        named, ("of xs24 with --model.fields '{\"depth\": 3}'", "of timm/resnet18"), strict=True
+    ):
         torch.save({"state_dict": {"a": torch.zeros(3)}} | content, tmp_path / "theirs.pth")
         assert told(tmp_path / "theirs.pth").endswith(f"in the model; it is {words}")
-    torch.save({"state_dict": {"a": torch.zeros(3)}, "hyper_parameters": {"lr": 0.1}}, tmp_path / "theirs.pth")
+    torch.save(
+        {"state_dict": {"a": torch.zeros(3)}, "hyper_parameters": {"lr": 0.1}},
+        tmp_path / "theirs.pth",
+    )
     assert told(tmp_path / "theirs.pth").endswith("in the model")
 
 
@@ -186,7 +231,10 @@ def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
 
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     trace, path = tmp_path / "trace", tmp_path / "bomb.pth"
-    for save in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+    for save in (
+        torch.save,
+        lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2)),
+    ):
         save({"head.weight": torch.zeros(2), "head.bias": Bomb(trace)}, path)
         assert "cannot be read as weights" in told(path)
         assert not trace.exists()
@@ -213,7 +261,10 @@ def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_pa
     trained = {key: value.clone() for key, value in net.model.state_dict().items()}
     fit.save_checkpoint(tmp_path / "trained.ckpt")
     trainer().validate(net, loader())
-    loaded, fresh = cait.CaiTModule.load_from_checkpoint(tmp_path / "trained.ckpt"), module(weights=str(file))
+    loaded, fresh = (
+        cait.CaiTModule.load_from_checkpoint(tmp_path / "trained.ckpt"),
+        module(weights=str(file)),
+    )
     trainer().validate(loaded, loader())
     trainer().validate(fresh, loader(), ckpt_path=tmp_path / "trained.ckpt")
     assert all(holds(each, trained) for each in (net, loaded, fresh))
@@ -233,7 +284,9 @@ NETWORK: dict = dict(name="xxs24", img_size=8, embed_dim=16, depth=1, num_heads=
         (["eel", "fox"], False),
     ],
 )
-def test_the_head_is_kept_for_the_same_classes_alone(classes: list[str] | None, is_kept: bool, tmp_path: Path) -> None:
+def test_the_head_is_kept_for_the_same_classes_alone(
+    classes: list[str] | None, is_kept: bool, tmp_path: Path
+) -> None:
     raw, ema = (cait.create_model(num_classes=4, **NETWORK).state_dict() for _ in range(2))
     checkpoint = {
         "pytorch-lightning_version": "2.6.6",
@@ -245,23 +298,40 @@ def test_the_head_is_kept_for_the_same_classes_alone(classes: list[str] | None, 
     for theirs, is_average in ((raw, False), (ema, True)):
         model = cait.create_model(num_classes=len(classes or CLASSES), **NETWORK)
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        assert load_weights(model, path, is_average, classes) == ([] if is_kept else ["the head starts anew"])
+        assert load_weights(model, path, is_average, classes) == (
+            [] if is_kept else ["the head starts anew"]
+        )
         for key, value in model.state_dict().items():
             expected = theirs[key]
             if key.startswith("head"):
-                expected = expected[[CLASSES.index(name) for name in classes or CLASSES]] if is_kept else before[key]
+                expected = (
+                    expected[[CLASSES.index(name) for name in classes or CLASSES]]
+                    if is_kept
+                    else before[key]
+                )
             assert torch.equal(value, expected), key
 
 
 def test_a_run_starts_from_another_runs_raw_or_averaged_weights(here: Path) -> None:
     cpu = [*SMALL, "--data.num_workers=0", *DEVICES]
-    main(["fit", *cpu, "--trainer.max_steps=8", "--ema.decay=0.9", "--run_name=a", "--model.lr=1e-2"])
+    main(
+        ["fit", *cpu, "--trainer.max_steps=8", "--ema.decay=0.9", "--run_name=a", "--model.lr=1e-2"]
+    )
     source = "logs/a/checkpoints/last.ckpt"
     raw, ema = (read_weights(source, ema=ema)[0] for ema in (False, True))
     assert raw.keys() == ema.keys()
     assert not torch.equal(raw["head.weight"], ema["head.weight"])
     frozen = ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--trainer.max_steps=1"]
-    main(["fit", *cpu, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b"])
+    main(
+        [
+            "fit",
+            *cpu,
+            *frozen,
+            f"--model.weights={source}",
+            "--model.weights_ema=true",
+            "--run_name=b",
+        ]
+    )
     got = read_weights("logs/b/checkpoints/last.ckpt")[0]
     assert all(torch.equal(got[key], value) for key, value in ema.items())
     Path(source).unlink()  # the run has its own by now

@@ -31,15 +31,21 @@ def test_the_counter_of_batches_says_where_a_resumed_epoch_begins(tmp_path: Path
 
     watch = LambdaCallback(on_train_batch_start=look)
     saves = SavesAt(4, tmp_path / "x.ckpt")
-    trainer(max_epochs=1, callbacks=[watch, saves], enable_checkpointing=True).fit(module(), loader())
+    trainer(max_epochs=1, callbacks=[watch, saves], enable_checkpointing=True).fit(
+        module(), loader()
+    )
     assert seen == [(i, i) for i in range(6)]
     seen.clear()
     trainer(max_epochs=1, callbacks=[watch]).fit(module(), loader(), ckpt_path=saves.path)
     assert seen == [(4, 4), (5, 5)]
 
 
-def test_the_loader_is_asked_for_its_place_after_the_counters_came_back(tmp_path: Path, digits_root: Path) -> None:
-    common: dict = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0, mixup=0.0, cutmix=0.0)
+def test_the_loader_is_asked_for_its_place_after_the_counters_came_back(
+    tmp_path: Path, digits_root: Path
+) -> None:
+    common: dict = dict(
+        root=str(digits_root), img_size=8, batch_size=64, num_workers=0, mixup=0.0, cutmix=0.0
+    )
     places: list[tuple[int, int]] = []
 
     class Data(ImageNetDataModule):
@@ -57,7 +63,9 @@ def test_the_loader_is_asked_for_its_place_after_the_counters_came_back(tmp_path
     assert places == [(1, 5), (2, 0)]  # 20 batches an epoch
 
 
-def test_callbacks_are_set_up_then_restored_then_started_and_checkpoints_come_last(tmp_path: Path) -> None:
+def test_callbacks_are_set_up_then_restored_then_started_and_checkpoints_come_last(
+    tmp_path: Path,
+) -> None:
     events: list[str] = []
 
     class Log(LambdaCallback):
@@ -67,7 +75,10 @@ def test_callbacks_are_set_up_then_restored_then_started_and_checkpoints_come_la
         def load_state_dict(self, state_dict: dict) -> None:
             events.append("load")
 
-    log = Log(setup=lambda *_, **__: events.append("setup"), on_train_start=lambda *_: events.append("start"))
+    log = Log(
+        setup=lambda *_, **__: events.append("setup"),
+        on_train_start=lambda *_: events.append("start"),
+    )
     saves = SavesAt(6, tmp_path / "x.ckpt")
     fit = trainer(max_epochs=1, callbacks=[saves, log], enable_checkpointing=True)
     assert fit.callbacks[-2:] == [log, saves]
@@ -77,7 +88,9 @@ def test_callbacks_are_set_up_then_restored_then_started_and_checkpoints_come_la
     assert events == ["setup", "load", "start"]
 
 
-def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(tmp_path: Path) -> None:
+def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(
+    tmp_path: Path,
+) -> None:
     order: list[str] = []
 
     class Logger(CSVLogger):
@@ -89,18 +102,24 @@ def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(tm
         original = connector.update_train_step_metrics
         connector.update_train_step_metrics = lambda: order.append("update") or original()
 
-    watch = LambdaCallback(on_train_start=replace, on_train_batch_end=lambda *_: order.append("hook"))
+    watch = LambdaCallback(
+        on_train_start=replace, on_train_batch_end=lambda *_: order.append("hook")
+    )
     fit = trainer(max_epochs=1, logger=Logger(tmp_path), callbacks=[watch], log_every_n_steps=1)
     fit.fit(module(), loader(8))
     assert order[-6:] == ["hook", "update", "logged 0", "hook", "update", "logged 1"]
 
 
-def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(tmp_path: Path) -> None:
+def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(
+    tmp_path: Path,
+) -> None:
     given: list[object] = []
     last: list[bool] = []
 
     class IO(TorchCheckpointIO):
-        def save_checkpoint(self, checkpoint: dict, path: object, storage_options: object = None) -> None:
+        def save_checkpoint(
+            self, checkpoint: dict, path: object, storage_options: object = None
+        ) -> None:
             given.append(storage_options)
 
     watch = LambdaCallback(on_train_batch_end=lambda fit, *_: last.append(fit.is_last_batch))
@@ -120,7 +139,9 @@ def test_the_loops_say_which_batch_and_which_step_is_under_way() -> None:
             (loops.next_batch(fit), fit.global_step, fit.fit_loop.epoch_loop._batches_that_stepped)
         ),
     )
-    common: dict = dict(val_check_interval=3, accumulate_grad_batches=2, num_sanity_val_steps=0, callbacks=[watch])
+    common: dict = dict(
+        val_check_interval=3, accumulate_grad_batches=2, num_sanity_val_steps=0, callbacks=[watch]
+    )
     trainer(max_epochs=1, **common).fit(module(), loader(), loader(4))
     assert seen == [(1, 0, 0), (2, 0, 0), (3, 1, 1), (4, 1, 1), (5, 2, 2), (6, 2, 2)]
 
@@ -139,7 +160,9 @@ def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
     assert status() == 143
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert status() == 0
-    of_torchrun = dict(TORCHELASTIC_RUN_ID="x", RANK="1", GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    of_torchrun = dict(
+        TORCHELASTIC_RUN_ID="x", RANK="1", GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"
+    )
     for name, value in of_torchrun.items():
         monkeypatch.setenv(name, value)
     assert status() == 143
@@ -148,8 +171,12 @@ def test_a_stopped_process_that_lightning_started_ends_as_if_all_were_well(
 def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     fit = trainer()
     # Called before each batch under DDP; replaced on the instance, because it waits for the device.
-    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(type(fit.fit_loop.epoch_loop).advance)
-    assert "signal.SIGTERM" in inspect.getsource(_SignalConnector.register_signal_handlers)  # before on_train_start
+    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(
+        type(fit.fit_loop.epoch_loop).advance
+    )
+    assert "signal.SIGTERM" in inspect.getsource(
+        _SignalConnector.register_signal_handlers
+    )  # before on_train_start
 
 
 def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:
@@ -157,8 +184,12 @@ def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Pa
     before = [signal.getsignal(kind) for kind in kinds]
     last = LastCheckpoint(tmp_path, every_n_steps=100)
     during: list[object] = []
-    watch = LambdaCallback(on_train_batch_start=lambda *_: during.extend(map(signal.getsignal, kinds)))
-    trainer(max_epochs=1, callbacks=[last, watch], plugins=[DurableCheckpointIO()]).fit(module(), loader(4))
+    watch = LambdaCallback(
+        on_train_batch_start=lambda *_: during.extend(map(signal.getsignal, kinds))
+    )
+    trainer(max_epochs=1, callbacks=[last, watch], plugins=[DurableCheckpointIO()]).fit(
+        module(), loader(4)
+    )
     assert during == [last.signals._note] * 3
     assert [signal.getsignal(kind) for kind in kinds] == before
 
@@ -190,7 +221,10 @@ def test_ddp_lays_its_buckets_out_anew_once_and_gradients_without_a_pass_are_eno
         """Whether DDP does after a first backward pass."""
         layer = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         network = DistributedDataParallel(layer)
-        state, random = {key: value.clone() for key, value in layer.state_dict().items()}, torch.get_rng_state()
+        state, random = (
+            {key: value.clone() for key, value in layer.state_dict().items()},
+            torch.get_rng_state(),
+        )
         if before:
             lay_out_buckets(network)
         assert all(parameter.grad is None for parameter in network.parameters())

@@ -29,15 +29,21 @@ from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
         (lambda processes, rank: processes.from_first(lambda: f"of {rank}"), ["of 0"] * 3),
     ],
 )
-def test_processes_agree_before_they_train(main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_agree_before_they_train(
+    main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert together(main, monkeypatch) == expected
 
 
-def test_restarts_with_the_store_of_the_start_before_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_with_the_store_of_the_start_before_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It still has the addresses of processes that were killed."""
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(UserError, match="give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+    with pytest.raises(
+        UserError, match="give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    ):
         program._open_store(cluster(1))
 
 
@@ -118,15 +124,21 @@ def on_three(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", three.RUNS)
-def test_a_resumed_run_of_three_processes_ends_with_the_bits_of_one_left_alone(run: str, on_three: Path) -> None:
-    whole, resumed = (torch.load(on_three / run / name / "last.ckpt") for name in ("whole", "stopped"))
+def test_a_resumed_run_of_three_processes_ends_with_the_bits_of_one_left_alone(
+    run: str, on_three: Path
+) -> None:
+    whole, resumed = (
+        torch.load(on_three / run / name / "last.ckpt") for name in ("whole", "stopped")
+    )
     for part in ("state_dict", "optimizer_states", "callbacks"):
         assert same(resumed[part], whole[part]), part
 
 
 @pytest.mark.slow
 def test_two_tasks_that_srun_started_in_a_shell_of_salloc(cait: Cait, tmp_path: Path) -> None:
-    job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="interactive", NODEID="0")
+    job = dict(
+        NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="interactive", NODEID="0"
+    )
     job |= dict(STEP_NUM_TASKS="2")
     slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
     slurm |= {"SLURM_NODELIST": "127.0.0.1"}
@@ -151,22 +163,40 @@ def test_an_error_in_one_process_ends_all_with_a_line(command: tuple[str, ...], 
     lines = sorted(line for line in failed.stderr.splitlines() if line.startswith("cait: error: "))
     assert failed.returncode == (1 if command else 2)
     assert "cait/cli" not in failed.stderr  # no traceback of ours; torchrun shows its own
-    says = ("as of an image that only this process meets", "another process of the run has ended, and says why")
+    says = (
+        "as of an image that only this process meets",
+        "another process of the run has ended, and says why",
+    )
     assert len(lines) == 2
-    assert all(line.endswith(f"{say}; to continue: cait resume cut") for line, say in zip(lines, says, strict=True))
+    assert all(
+        line.endswith(f"{say}; to continue: cait resume cut")
+        for line, say in zip(lines, says, strict=True)
+    )
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, place: Path) -> None:
+def test_torchrun_starts_a_run_again_that_lost_a_process(
+    cait: Cait, tmp_path: Path, place: Path
+) -> None:
     # Saved by the clock, and inside SLURM, which started torchrun as its one task.
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
     variables = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # a new store for each start
-    variables |= dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
+    variables |= dict(
+        SLURM_NTASKS="1",
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NAME="train",
+        SLURM_PROCID="0",
+        SLURM_LOCALID="0",
+    )
     command = torchrun("--max-restarts=1", "--standalone")
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=command, env=environment() | variables)
+    job = start(
+        tmp_path, "fit", *recipe, "--run_name=cut", command=command, env=environment() | variables
+    )
     run = tmp_path / "logs/cut"
     wait_for_steps(run, 26, job)
-    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    workers = subprocess.run(
+        ["pgrep", "-P", str(job.pid)], capture_output=True, text=True
+    ).stdout.split()
     os.kill(int(workers[1]), signal.SIGKILL)
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode == 0, output

@@ -24,7 +24,9 @@ def saved(hook: str, batches: int, path: Path, **settings: Any) -> dict[str, Any
         if fit.fit_loop.epoch_loop.batch_progress.total.processed == batches and not path.exists():
             fit.save_checkpoint(path)
 
-    trainer(callbacks=[LambdaCallback(**{hook: save})], **settings).fit(module(), loader(4 * BATCHES))
+    trainer(callbacks=[LambdaCallback(**{hook: save})], **settings).fit(
+        module(), loader(4 * BATCHES)
+    )
     return torch.load(path, weights_only=True)
 
 
@@ -66,7 +68,9 @@ def test_between_epochs_they_are_those_of_a_run_that_has_ended_there(
     assert checkpoint[POSITION] == [epochs, 0, steps]
     expected = counters(checkpoint)
     batches = expected["epoch_loop.batch_progress"]
-    assert {*batches["current"].values()} == {BATCHES}  # Lightning sets them to 0 when the next epoch begins
+    assert {*batches["current"].values()} == {
+        BATCHES
+    }  # Lightning sets them to 0 when the next epoch begins
     batches["current"] = dict.fromkeys(batches["current"], 0)
     assert loops_state(Position.saved(checkpoint), BATCHES * epochs) == expected
 

@@ -50,7 +50,10 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
         rundir.folder_of("third")
-    for name in ("first", "my runs/x y"):  # a path beside a name in logs/, and one that a shell takes apart
+    for name in (
+        "first",
+        "my runs/x y",
+    ):  # a path beside a name in logs/, and one that a shell takes apart
         Path(name).mkdir(parents=True)
         [word] = shlex.split(Program().command("eval", Path(name)))[2:]
         assert rundir.folder_of(word) == Path(name)
@@ -66,12 +69,17 @@ def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> 
         os.utime(tmp_path / name, (100 - age, 100 - age))
     names = [path.name for path in rundir.checkpoints(tmp_path)]
     assert names == ["last.ckpt", "previous.ckpt", "step.ckpt", "best.ckpt"]
-    with pytest.raises(NotADirectoryError):  # a run whose checkpoints cannot be listed does not begin anew
+    with pytest.raises(
+        NotADirectoryError
+    ):  # a run whose checkpoints cannot be listed does not begin anew
         rundir.checkpoints(tmp_path / "last.ckpt")
 
 
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
-    assert [BestCheckpoint(tmp_path, name).mode for name in ("val/acc1", "val/loss")] == ["max", "min"]
+    assert [BestCheckpoint(tmp_path, name).mode for name in ("val/acc1", "val/loss")] == [
+        "max",
+        "min",
+    ]
     with pytest.raises(UserError, match="is the largest value best, or the smallest"):
         BestCheckpoint(tmp_path, "val/answer")
 
@@ -86,9 +94,13 @@ def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
         ("nan inf nan", "max", None),
     ],
 )
-def test_what_is_not_finite_is_never_the_best(values: str, mode: str, best: float | None, tmp_path: Path) -> None:
+def test_what_is_not_finite_is_never_the_best(
+    values: str, mode: str, best: float | None, tmp_path: Path
+) -> None:
     numbers = list(map(float, values.split()))
-    logs = LambdaCallback(on_validation_epoch_end=lambda fit, net: net.log("val/x", numbers[fit.current_epoch]))
+    logs = LambdaCallback(
+        on_validation_epoch_end=lambda fit, net: net.log("val/x", numbers[fit.current_epoch])
+    )
     fit = trainer(
         max_epochs=3,
         num_sanity_val_steps=0,
@@ -114,13 +126,17 @@ def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_
     (tmp_path / "metrics.csv").write_text(WHOLE + torn, newline="")
     logger = RunCSVLogger(tmp_path, first_step=3)
     _ = logger.experiment
-    assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE  # before anything new is logged
+    assert (
+        tmp_path / "metrics.csv"
+    ).read_bytes().decode() == WHOLE  # before anything new is logged
     logger.log_metrics({"epoch": 1, "train/loss": 1.5}, step=3)
     assert steps(tmp_path) == [0, 1, 1, 2, 3]
     logger.log_metrics({"epoch": 1, "val_ema/acc1": 50.0}, step=3)  # a new column
     assert steps(tmp_path) == [0, 1, 1, 2, 3, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-    (tmp_path / "metrics.csv").write_text("\ufeff" + WHOLE.replace(",", ";") + torn, newline="")  # by a spreadsheet
+    (tmp_path / "metrics.csv").write_text(
+        "\ufeff" + WHOLE.replace(",", ";") + torn, newline=""
+    )  # by a spreadsheet
     _ = RunCSVLogger(tmp_path, first_step=3).experiment
     assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
 
@@ -140,12 +156,26 @@ def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_leaves_nothing(
-    tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    digits_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    small = ["--model.fields.embed_dim=32", "--model.fields.depth=1", "--trainer.max_steps=2", "--data.num_workers=0"]
-    fit = ["fit", f"--config={REPO / 'configs/digits.yaml'}", *DEVICES[:1], *small, f"--data.root={digits_root}"]
+    small = [
+        "--model.fields.embed_dim=32",
+        "--model.fields.depth=1",
+        "--trainer.max_steps=2",
+        "--data.num_workers=0",
+    ]
+    fit = [
+        "fit",
+        f"--config={REPO / 'configs/digits.yaml'}",
+        *DEVICES[:1],
+        *small,
+        f"--data.root={digits_root}",
+    ]
 
     def refused(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stop:
@@ -157,8 +187,12 @@ def test_a_failed_start_leaves_nothing(
         return sorted(tmp_path.rglob("*"))
 
     assert "do not fill one batch of 100000" in refused(*fit, "--data.batch_size=100000")
-    assert "nowhere.pth do not exist" in refused(*fit, "--run_name=b", "--model.weights=nowhere.pth")
-    assert "`val_check_interval` (99999) must be less" in refused(*fit, "--trainer.val_check_interval=99999")
+    assert "nowhere.pth do not exist" in refused(
+        *fit, "--run_name=b", "--model.weights=nowhere.pth"
+    )
+    assert "`val_check_interval` (99999) must be less" in refused(
+        *fit, "--trainer.val_check_interval=99999"
+    )
     assert files() == [tmp_path / "logs"]
     (tmp_path / "logs/a").mkdir()
     (tmp_path / "logs/a/notes.txt").touch()
@@ -168,5 +202,7 @@ def test_a_failed_start_leaves_nothing(
     main([*fit, "--run_name=done"])
     assert (tmp_path / "logs/done" / rundir.FINISHED).exists()
     before = files()
-    assert "seed was 0, is 5" in refused("resume", "done", "--trainer.max_steps=3", "--seed_everything=5")
+    assert "seed was 0, is 5" in refused(
+        "resume", "done", "--trainer.max_steps=3", "--seed_everything=5"
+    )
     assert files() == before

@@ -28,14 +28,21 @@ def train(root: Path, accumulated: int, folder: Path) -> tuple[torch.Tensor, tor
     """The losses of the steps of an epoch, as they are and as they are logged."""
     torch.manual_seed(0)
     common: dict[str, Any] = dict(img_size=8, num_workers=0, repeats=1, mixup=0.0, cutmix=0.0)
-    given, losses = ImageNetDataModule(str(root), batch_size=64, global_batch=True, **common), defaultdict(float)
+    given, losses = (
+        ImageNetDataModule(str(root), batch_size=64, global_batch=True, **common),
+        defaultdict(float),
+    )
 
     def add(fit: Trainer, net: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         # Lightning has divided the loss of a batch by the number of accumulated ones.
         losses[batch_idx // accumulated] += float(outputs["loss"])
 
-    settings: dict[str, Any] = dict(limit_val_batches=0, logger=run_loggers(folder, 0), log_every_n_steps=1)
-    settings |= dict(callbacks=[LambdaCallback(on_train_batch_end=add)], accumulate_grad_batches=accumulated)
+    settings: dict[str, Any] = dict(
+        limit_val_batches=0, logger=run_loggers(folder, 0), log_every_n_steps=1
+    )
+    settings |= dict(
+        callbacks=[LambdaCallback(on_train_batch_end=add)], accumulate_grad_batches=accumulated
+    )
     fit = trainer(max_epochs=1, **settings)
     fit.fit(module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.0), given)
     logged = [float(row["train/loss"]) for row in rows(folder) if row["train/loss"]]
@@ -57,13 +64,17 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
         ("trainer/gpu.yaml digits.yaml base.yaml", "base"),
     ):
         paths = map(configurations.find_config, files.split())
-        assert configurations.recipe((path, configurations.settings(path)) for path in paths) == name
+        assert (
+            configurations.recipe((path, configurations.settings(path)) for path in paths) == name
+        )
     assert configurations.recipe([(None, {"model": {}})]) == ""
 
 
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
+    with pytest.raises(
+        UserError, match="num_nodes 2: start it on every machine with torchrun or srun"
+    ):
         refusals.check_processes(trainer(num_nodes=2, devices=1, strategy="ddp"), 1)
 
 
@@ -72,9 +83,20 @@ def launched(launcher: str, processes: int, nodes: int) -> dict[str, str]:
     each = processes // nodes
     if launcher == "torchrun":
         own = dict(RANK="0", LOCAL_RANK="0", GROUP_RANK="0", LOCAL_WORLD_SIZE=str(each))
-        own |= dict(WORLD_SIZE=str(processes), GROUP_WORLD_SIZE=str(nodes), MASTER_ADDR="node1", MASTER_PORT="1")
+        own |= dict(
+            WORLD_SIZE=str(processes),
+            GROUP_WORLD_SIZE=str(nodes),
+            MASTER_ADDR="node1",
+            MASTER_PORT="1",
+        )
         return own | dict(TORCHELASTIC_RUN_ID="7")
-    own = dict(NTASKS=str(processes), NTASKS_PER_NODE=str(each), NNODES=str(nodes), JOB_ID="7", JOB_NAME="train")
+    own = dict(
+        NTASKS=str(processes),
+        NTASKS_PER_NODE=str(each),
+        NNODES=str(nodes),
+        JOB_ID="7",
+        JOB_NAME="train",
+    )
     own |= dict(PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
     return {f"SLURM_{name}": value for name, value in own.items()}
 
@@ -100,14 +122,24 @@ def test_a_launchers_processes_train_one_run_or_are_refused(
         assert fit.world_size == processes
     else:
         assert asked == 3
-        with pytest.raises(UserError, match=f"make {3 * fit.num_nodes} processes, {processes} were started"):
+        with pytest.raises(
+            UserError, match=f"make {3 * fit.num_nodes} processes, {processes} were started"
+        ):
             refusals.check_processes(fit, started.started())
 
 
 def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(
     tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+    slurm = dict(
+        NTASKS="1",
+        JOB_ID="7",
+        JOB_NAME="train",
+        PROCID="0",
+        LOCALID="0",
+        NODEID="0",
+        NODELIST="node1",
+    )
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.chdir(tmp_path)
@@ -116,13 +148,23 @@ def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(
     for _ in range(2):
         main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1"])
     Path("my run (1).yaml").write_text("model: {lr: 1e-3}")
-    main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--config=my run (1).yaml"])
+    main(
+        [
+            "fit",
+            *SMALL,
+            f"--data.root={digits_root}",
+            "--trainer.devices=1",
+            "--config=my run (1).yaml",
+        ]
+    )
     assert [cli.run_dir.name for cli in made] == ["digits", "digits-2", "my-run-1"]
     environment: Any = made[0].trainer._accelerator_connector.cluster_environment
     assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 
 
-def slurm(folder: Path, *arguments: str, status: int, says: str = "", **variables: str) -> tuple[int, list[str]]:
+def slurm(
+    folder: Path, *arguments: str, status: int, says: str = "", **variables: str
+) -> tuple[int, list[str]]:
     """Run scripts/slurm.sbatch beside stand-ins for srun, scontrol and cait; the status and what they were told.
 
     `says` are lines that srun itself prints.
@@ -141,24 +183,48 @@ def slurm(folder: Path, *arguments: str, status: int, says: str = "", **variable
     env = os.environ | {f"SLURM_{name}": value for name, value in slurms.items()} | variables
     env |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     told.unlink(missing_ok=True)
-    done = subprocess.run(["bash", REPO / "scripts/slurm.sbatch", *arguments], cwd=folder, env=env, capture_output=True)
+    done = subprocess.run(
+        ["bash", REPO / "scripts/slurm.sbatch", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+    )
     return done.returncode, told.read_text().splitlines() if told.exists() else []
 
 
-NODES = "--trainer.num_nodes=3 --trainer.devices=4 on 12"  # srun gives a task its cores only if told
+NODES = (
+    "--trainer.num_nodes=3 --trainer.devices=4 on 12"  # srun gives a task its cores only if told
+)
 REQUEUED = "scontrol requeue 7"
 
 
 def test_the_job_script_starts_resumes_and_requeues(tmp_path: Path) -> None:
     assert slurm(tmp_path, status=0) == (2, [])  # without a run
-    first = ["--config", "a b.yaml", "--ckpt_path", "old.ckpt", "--from=timm", "--paper", "table1/x", "--a.b+=c"]
+    first = [
+        "--config",
+        "a b.yaml",
+        "--ckpt_path",
+        "old.ckpt",
+        "--from=timm",
+        "--paper",
+        "table1/x",
+        "--a.b+=c",
+    ]
     status, told = slurm(tmp_path, "mine", *first, status=138)
     given = " ".join(first)
-    assert (status, told) == (138, [f"srun --wait=120 .venv/bin/cait fit {given} --run_name mine {NODES}", REQUEUED])
+    assert (status, told) == (
+        138,
+        [f"srun --wait=120 .venv/bin/cait fit {given} --run_name mine {NODES}", REQUEUED],
+    )
     # It neither starts anew nor adds to its lists twice.
-    resumed = f"srun --wait=120 .venv/bin/cait resume mine --a.b=null --config a b.yaml --a.b+=c {NODES}"
+    resumed = (
+        f"srun --wait=120 .venv/bin/cait resume mine --a.b=null --config a b.yaml --a.b+=c {NODES}"
+    )
     assert slurm(tmp_path, "mine", *first, status=0) == (0, [resumed])
-    assert slurm(tmp_path, "mine", status=0) == (0, [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"])
+    assert slurm(tmp_path, "mine", status=0) == (
+        0,
+        [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"],
+    )
 
 
 def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
@@ -172,9 +238,13 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
     assert requeues(138)  # it has trained until its time was over, so the count begins again
     assert requeues(lost)
     assert not requeues(2)  # the user's error
-    ends = "srun: error: n1: task 3: Exited with exit code {}\nsrun: error: n2: tasks 0-2,4-63: Killed"
+    ends = (
+        "srun: error: n1: task 3: Exited with exit code {}\nsrun: error: n2: tasks 0-2,4-63: Killed"
+    )
     assert [requeues(lost, says=ends.format(first)) for first in (1, 22)] == [True, True]
-    told = [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"]  # and no more: srun's status is of those it killed
+    told = [
+        f"srun --wait=120 .venv/bin/cait resume mine {NODES}"
+    ]  # and no more: srun's status is of those it killed
     assert slurm(tmp_path, "mine", status=lost, says=ends.format(2)) == (2, told)
     assert not requeues(143)  # asked to stop
     assert not requeues(0)
@@ -183,7 +253,11 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("started", "says", "status"),
-    [(1, "Connection reset by peer", 2), (64, "Connection reset by peer", 1), (64, "CUDA out of memory", 2)],
+    [
+        (1, "Connection reset by peer", 2),
+        (64, "Connection reset by peer", 1),
+        (64, "CUDA out of memory", 2),
+    ],
 )
 def test_the_process_that_is_the_cause_exits_with_2(
     started: int, says: str, status: int, monkeypatch: pytest.MonkeyPatch
@@ -197,7 +271,11 @@ def test_the_process_that_is_the_cause_exits_with_2(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_an_overlay_for_gpus_is_refused_in_a_line_without_one(cait: Cait) -> None:
-    refused = cait("fit", "--config", str(REPO / "configs/digits.yaml"), "--config", "trainer/gpu.yaml")
+    refused = cait(
+        "fit", "--config", str(REPO / "configs/digits.yaml"), "--config", "trainer/gpu.yaml"
+    )
     assert refused.returncode == 2
     line = refused.stderr.splitlines()[-1]
-    assert line.startswith("cait: error: no supported gpu backend found: take --trainer.accelerator auto")
+    assert line.startswith(
+        "cait: error: no supported gpu backend found: take --trainer.accelerator auto"
+    )

@@ -66,33 +66,51 @@ class FollowsAMetric(CaiTModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()["optimizer"]
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=9.0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"},
+        }
 
 
 class OneCycle(CaiTModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()["optimizer"]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=40)  # it changes betas too
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 1e-2, total_steps=40
+        )  # it changes betas too
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 @pytest.fixture(scope="module")
-def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def fit(
+    digits_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Any]]:
     """Train two epochs; returns the last checkpoint."""
 
     def run(
-        stop: Callback | None = None, folder: Path | None = None, kind: Any = CaiTModule, **settings: Any
+        stop: Callback | None = None,
+        folder: Path | None = None,
+        kind: Any = CaiTModule,
+        **settings: Any,
     ) -> dict[str, Any]:
         start = folder / "last.ckpt" if folder and (folder / "last.ckpt").exists() else None
         folder = folder or tmp_path_factory.mktemp("run")
-        data = dict(root=str(digits_root), img_size=8, num_workers=0, cutmix=0.0, check_resume=False)
+        data = dict(
+            root=str(digits_root), img_size=8, num_workers=0, cutmix=0.0, check_resume=False
+        )
         data["batch_size"] = settings.pop("batch_size", 64)
         schedule = settings.pop("schedule", "cosine")
         torch.manual_seed(0)
-        network = dict(img_size=8, num_classes=10, fields=FIELDS, drop_path_rate=0.2, lr_base_size=None)
+        network = dict(
+            img_size=8, num_classes=10, fields=FIELDS, drop_path_rate=0.2, lr_base_size=None
+        )
         net = kind(schedule=schedule, warmup_epochs=0.25, **network)
         limits: dict = dict(limit_train_batches=BATCHES, limit_val_batches=1)
-        early = [settings.pop("early")("val/loss", patience=1, min_delta=99.0)] if "early" in settings else []
+        early = (
+            [settings.pop("early")("val/loss", patience=1, min_delta=99.0)]
+            if "early" in settings
+            else []
+        )
         early += settings.pop("callbacks", [])
         last = LastCheckpoint(folder, settings.pop("every_n_steps", None))
         fitting = trainer(
@@ -102,7 +120,10 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         )
         fitting.fit(net, datamodule=ImageNetDataModule(**data), ckpt_path=start)
         checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
-        checkpoint["folder"], checkpoint["rates"] = folder, fitting.optimizers[0].param_groups[-1]["lr"]
+        checkpoint["folder"], checkpoint["rates"] = (
+            folder,
+            fitting.optimizers[0].param_groups[-1]["lr"],
+        )
         return checkpoint
 
     return run
@@ -126,23 +147,39 @@ def whole(fit: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
 
 WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "max_steps amid an epoch": (lambda accumulated: dict(max_steps=5 // accumulated), 5),
-    "max_steps amid the second": (lambda accumulated: dict(max_steps=-(-BATCHES // accumulated) + 2), 2),
+    "max_steps amid the second": (
+        lambda accumulated: dict(max_steps=-(-BATCHES // accumulated) + 2),
+        2,
+    ),
     "max_time": (lambda _: dict(stop=Steps(dict(seconds=5))), 5),
-    "early stopping": (lambda _: dict(stop=EarlyStopping("val/loss", patience=1, min_delta=99.0)), 6),
+    "early stopping": (
+        lambda _: dict(stop=EarlyStopping("val/loss", patience=1, min_delta=99.0)),
+        6,
+    ),
     "own callback after a batch": (lambda _: dict(stop=stop_at("on_train_batch_end", 5)), 5),
     "pruned after a validation": (lambda _: dict(stop=stop_at("on_validation_end", 5)), 6),
-    "own callback at the end of an epoch": (lambda _: dict(stop=stop_at("on_train_epoch_end", 1)), 0),
+    "own callback at the end of an epoch": (
+        lambda _: dict(stop=stop_at("on_train_epoch_end", 1)),
+        0,
+    ),
     "the module's own hook": (lambda _: dict(kind=StopsByItself), 5),
 }
 """How a run is stopped, given the batches of a step, and the batches of its epoch done, if a step has one."""
 
 
-ACCUMULATED = ("max_steps amid an epoch", "early stopping", "own callback after a batch", "the module's own hook")
+ACCUMULATED = (
+    "max_steps amid an epoch",
+    "early stopping",
+    "own callback after a batch",
+    "the module's own hook",
+)
 EACH = [*((way, 1) for way in WAYS), *((way, 3) for way in ACCUMULATED)]
 OFTEN = ("max_steps amid the second", 1), ("early stopping", 3), ("own callback after a batch", 1)
 
 
-@pytest.mark.parametrize(("way", "accumulated"), [*OFTEN, *slow(*(each for each in EACH if each not in OFTEN))])
+@pytest.mark.parametrize(
+    ("way", "accumulated"), [*OFTEN, *slow(*(each for each in EACH if each not in OFTEN))]
+)
 def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     way: str, accumulated: int, fit: Callable, whole: Callable
 ) -> None:
@@ -174,7 +211,9 @@ def test_what_goes_by_epochs_and_validations_goes_on(
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
-def test_a_run_that_max_steps_will_end_goes_on_between_epochs(fit: Callable, whole: Callable) -> None:
+def test_a_run_that_max_steps_will_end_goes_on_between_epochs(
+    fit: Callable, whole: Callable
+) -> None:
     limits: dict = dict(max_steps=12, schedule="constant")
     stopped = fit(stop_at("on_train_epoch_end", 1), **limits)
     assert Position.saved(stopped) == (1, 0, BATCHES)
@@ -190,7 +229,9 @@ def test_accumulation_that_changes_by_epoch_goes_on_amid_one(fit: Callable) -> N
     assert_equal(fit(folder=stopped["folder"], callbacks=by_epoch()), fit(callbacks=by_epoch()))
 
 
-def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(fit: Callable) -> None:
+def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(
+    fit: Callable,
+) -> None:
     def patient(metric: str, **settings: Any) -> EarlyStopping:
         return EarlyStopping(metric, **settings | dict(patience=9))
 
@@ -199,30 +240,43 @@ def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(f
     assert decided["global_step"] == again["global_step"] == 2 * BATCHES
     assert fit(early=patient, max_epochs=5, folder=decided["folder"])["global_step"] == 5 * BATCHES
     # Without any patience it has not run out before the first validation.
-    impatient = fit(early=lambda metric, **_: EarlyStopping(metric, patience=0), limit_train_batches=1, max_epochs=1)
+    impatient = fit(
+        early=lambda metric, **_: EarlyStopping(metric, patience=0),
+        limit_train_batches=1,
+        max_epochs=1,
+    )
     assert impatient["global_step"] == 1
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulated", "epoch", "begun"), [(32, 4, 12, 8), *slow((32, 1, 12, 10), (96, 1, 12, 3))]
+    ("batch_size", "accumulated", "epoch", "begun"),
+    [(32, 4, 12, 8), *slow((32, 1, 12, 10), (96, 1, 12, 3))],
 )
 def test_another_batch_goes_on_at_the_image_that_was_reached(
     batch_size: int, accumulated: int, epoch: int, begun: int, fit: Callable
 ) -> None:
     """Or a little before it, where a step begins: the run has done 5 batches of 64."""
     stopped = fit(stop_at("on_train_batch_end", 5))
-    again = dict(batch_size=batch_size, accumulate_grad_batches=accumulated, limit_train_batches=epoch)
+    again = dict(
+        batch_size=batch_size, accumulate_grad_batches=accumulated, limit_train_batches=epoch
+    )
     ended = fit(folder=stopped["folder"], **again)
     each = -(-epoch // accumulated)
     assert ended["global_step"] == 5 + (each - begun // accumulated) + each
 
 
 @pytest.mark.parametrize("save", ["on_train_batch_end", *slow("on_validation_end")])
-def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whole: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_of_any_hook_is_gone_on_from(
+    save: str, fit: Callable, whole: Callable, tmp_path: Path
+) -> None:
     """Lightning's own ModelCheckpoint saves amid an accumulation and after a validation too."""
     common: dict = dict(accumulate_grad_batches=3, val_check_interval=4)
     every = dict(every_n_train_steps=2) if save == "on_train_batch_end" else dict(every_n_epochs=1)
-    fit(ModelCheckpoint(tmp_path, "{epoch}-{step}", save_top_k=-1, **every), enable_checkpointing=True, **common)
+    fit(
+        ModelCheckpoint(tmp_path, "{epoch}-{step}", save_top_k=-1, **every),
+        enable_checkpointing=True,
+        **common,
+    )
     end = whole(**common)["global_step"]
     files = [file for file in tmp_path.iterdir() if f"step={end}" not in file.name]
     assert len(files) >= 2
@@ -252,19 +306,24 @@ def test_a_signal_before_a_validation_saves_and_stops_after_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "batches"), [(dict(val_check_interval=1), [2, 4, 6, 0]), (dict(accumulate_grad_batches=2), [4, 0])]
+    ("settings", "batches"),
+    [(dict(val_check_interval=1), [2, 4, 6, 0]), (dict(accumulate_grad_batches=2), [4, 0])],
 )
 def test_a_save_is_made_once_after_a_step_and_its_validation(
     settings: dict, batches: list[int], fit: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[Position] = []
     save = LastCheckpoint.save
-    monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.now(of[1])) or save(*of))
+    monkeypatch.setattr(
+        LastCheckpoint, "save", lambda *of: saved.append(Position.now(of[1])) or save(*of)
+    )
     fit(every_n_steps=2, max_epochs=1, **settings)
     assert [position.batch for position in saved] == batches
 
 
-def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_that_a_run_goes_on_from(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_that_a_run_goes_on_from(
+    tmp_path: Path,
+) -> None:
     last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
     for start, stays in ((tmp_path / "other.ckpt", True), (None, True), (previous, False)):
         last.write_bytes(b"torn")
@@ -273,7 +332,9 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_that_a_run_goes
         assert last.exists() is stays
 
 
-def test_processes_agree_after_fewer_steps_if_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_agree_after_fewer_steps_if_steps_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(signals.time, "monotonic", lambda: now)
     strategy = SimpleNamespace(root_device="cpu", reduce=lambda told, reduce_op: told)

@@ -30,17 +30,24 @@ from cait.run.checkpoints import DurableCheckpointIO, newest_whole
 @pytest.fixture(scope="module")
 def wholes(place: Path) -> Callable[[int], Path]:
     """The run of RECIPE on so many processes that nothing happened to."""
-    return functools.cache(lambda processes: ended(place, f"on{processes}", [*RECIPE, *DEVICES_OF[processes]]))
+    return functools.cache(
+        lambda processes: ended(place, f"on{processes}", [*RECIPE, *DEVICES_OF[processes]])
+    )
 
 
 DEVICES_OF = {1: [], 2: TWO}
-SLURM = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+SLURM = dict(
+    NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1"
+)
 WAYS = {
     "kill": (signal.SIGKILL, {}),
     "kill, and the newest checkpoint is torn": (signal.SIGKILL, {}),
     "a scheduler's end": (signal.SIGTERM, {}),
     "Ctrl-C": (signal.SIGINT, {}),
-    "SLURM's time limit": (signal.SIGUSR1, {f"SLURM_{name}": value for name, value in SLURM.items()}),
+    "SLURM's time limit": (
+        signal.SIGUSR1,
+        {f"SLURM_{name}": value for name, value in SLURM.items()},
+    ),
     "a closed terminal": (signal.SIGHUP, {}),
 }
 """How a run ends: the signal, which its whole group gets, and variables beside it."""
@@ -104,7 +111,9 @@ def test_the_command_of_the_last_line_continues_a_run(
     line = failed.stderr.splitlines()[-1]
     assert says in line
     assert "Traceback" not in failed.stderr
-    resumed = cait(*line.rpartition("to continue: cait ")[2].split(), "--trainer.callbacks.what=nothing")
+    resumed = cait(
+        *line.rpartition("to continue: cait ")[2].split(), "--trainer.callbacks.what=nothing"
+    )
     assert resumed.returncode == 0, resumed.stderr
     assert f"{'best' if says == 'cannot write' else 'last'}.ckpt" in resumed.stderr
     assert not (tmp_path / "logs/cut/unreadable_images.csv").exists()
@@ -123,7 +132,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, small_disk: Path, wholes: Callable[[int], Path]) -> None:
+def test_a_full_disk_keeps_the_checkpoint_before(
+    cait: Cait, small_disk: Path, wholes: Callable[[int], Path]
+) -> None:
     run, ballast = small_disk / "full", small_disk / "ballast"
     job = start(small_disk.parent, "fit", *RECIPE, "--run_name=full")
     wait_for_steps(run, 10, job)
@@ -146,7 +157,13 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, small_disk: Path, w
 @pytest.mark.slow
 def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
     # Mixing and stochastic depth are drawn by each process for itself, so they are off.
-    plain = [*SMALL, "--model.drop_path_rate=0", "--data.mixup=0", "--data.cutmix=0", "--data.repeats=2"]
+    plain = [
+        *SMALL,
+        "--model.drop_path_rate=0",
+        "--data.mixup=0",
+        "--data.cutmix=0",
+        "--data.repeats=2",
+    ]
     # The rate is flat, so that it does not depend on the length of the run.
     plain += ["--trainer.max_epochs=3", "--model.warmup_epochs=0", "--model.min_lr=2e-3"]
 
@@ -154,8 +171,19 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
         return ["--trainer.callbacks+=recorder.Recorder", f"--trainer.callbacks.folder={name}"]
 
     assert cait("fit", *plain, *recorder("seen-one"), "--run_name=one").returncode == 0
-    assert cait("fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")).returncode == 0
-    further = ["resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two"]
+    assert (
+        cait(
+            "fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")
+        ).returncode
+        == 0
+    )
+    further = [
+        "resume",
+        "two",
+        *TWO,
+        "--trainer.max_epochs=3",
+        "--trainer.callbacks.folder=seen-two",
+    ]
     done = cait(*further)
     assert done.returncode == 0, done.stderr
 
@@ -167,11 +195,17 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
     assert len(ranks[0]) == 40  # two epochs of 20
     for step, line in ranks[0].items():
         other = ranks[1][step]
-        together = [picture for pair in zip(line["seen"], other["seen"], strict=True) for picture in pair]
+        together = [
+            picture for pair in zip(line["seen"], other["seen"], strict=True) for picture in pair
+        ]
         assert together == one[step]["seen"], step
         assert (line["loss"] + other["loss"]) / 2 == pytest.approx(one[step]["loss"], abs=1e-5)
 
-    logged = {int(row["step"]) + 1: row["train/loss"] for row in rows(tmp_path / "logs/two") if row["train/loss"]}
+    logged = {
+        int(row["step"]) + 1: row["train/loss"]
+        for row in rows(tmp_path / "logs/two")
+        if row["train/loss"]
+    }
     assert len(logged.keys() & ranks[0].keys()) == 8
     for step in logged.keys() & ranks[0].keys():  # not the loss of one process, but of both
         mean = (ranks[0][step]["loss"] + ranks[1][step]["loss"]) / 2
@@ -212,7 +246,9 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
     assert int(guard.in_a_row) == 0
 
 
-@pytest.mark.parametrize(("optimizer", "clip"), [("fused AdamW", None), ("Lamb", 0.5), *slow(("SGD", 0.5))])
+@pytest.mark.parametrize(
+    ("optimizer", "clip"), [("fused AdamW", None), ("Lamb", 0.5), *slow(("SGD", 0.5))]
+)
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", *slow("bf16-true", "16-mixed")])
 def test_weights_moments_and_step_count_stay_in_every_precision(
     precision: str, optimizer: str, clip: float | None, tmp_path: Path
@@ -225,10 +261,23 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
     seen: list = []
     watch = LambdaCallback(on_train_batch_end=lambda trainer, net, *_: seen.append(state(net)))
     settings: dict = dict(max_epochs=1, gradient_clip_val=clip, **precision_of(precision))
-    net = Chosen(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None, lr=1e-2, warmup_epochs=0)
-    trainer(callbacks=[NonFiniteGuard(tmp_path, 10), watch], **settings).fit(net, poisoned((1, 2, 4)))
+    net = Chosen(
+        optimizer,
+        img_size=8,
+        num_classes=7,
+        fields=FIELDS,
+        lr_base_size=None,
+        lr=1e-2,
+        warmup_epochs=0,
+    )
+    trainer(callbacks=[NonFiniteGuard(tmp_path, 10), watch], **settings).fit(
+        net, poisoned((1, 2, 4))
+    )
     for step, (before, after) in enumerate(itertools.pairwise(seen), start=1):
-        same = [a.equal(b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True)]
+        same = [
+            a.equal(b) if isinstance(a, torch.Tensor) else a == b
+            for a, b in zip(before, after, strict=True)
+        ]
         assert all(same) is (step in (1, 2, 4)), step
     assert all(leaf.isfinite().all() for leaf in seen[-1] if isinstance(leaf, torch.Tensor))
 
@@ -236,7 +285,9 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:
     data = poisoned((1, 2, 3))
     with pytest.raises(UserError, match="3 steps in a row gave no finite gradient"):
-        trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, limit=3)]).fit(module(lr=1e-2), data)
+        trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, limit=3)]).fit(
+            module(lr=1e-2), data
+        )
     kept = torch.load(tmp_path / "nonfinite.pt", weights_only=True)
     assert torch.equal(kept["images"].nan_to_num(7), data.dataset.tensors[0][12:16].nan_to_num(7))
     assert kept["step"] == 4
@@ -263,7 +314,10 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
     assert torch.load(path, weights_only=True)["step"] == 2
 
-    for state, told in ((Path("x"), "a state holds pathlib.PosixPath"), (lambda: 0, "pickle")):  # as a callback's may
+    for state, told in (
+        (Path("x"), "a state holds pathlib.PosixPath"),
+        (lambda: 0, "pickle"),
+    ):  # as a callback's may
         io.save_checkpoint({"step": 3, "callbacks": {"mine": state}}, path, keep)
         assert told in io.error
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]

@@ -18,11 +18,17 @@ from harness import call, rows
 
 Answers = dict[str, str | None]
 """The class of each image by the image's real path; None if it cannot be read. Several classes are joined by ";"."""
-CANNOT = ("timm does not know", "the page cannot run a reader or evaluation transform", "class folders that the model")
+CANNOT = (
+    "timm does not know",
+    "the page cannot run a reader or evaluation transform",
+    "class folders that the model",
+)
 """Refusals of a network or a data set that a verb is not for; its answers are then left out."""
 
 
-def answers(run: Path, images: Sequence[Path] | None = None, only: Sequence[str] | None = None) -> dict[str, Answers]:
+def answers(
+    run: Path, images: Sequence[Path] | None = None, only: Sequence[str] | None = None
+) -> dict[str, Answers]:
     """{verb: {image: class}} of the run in the folder `run`, as its best checkpoint answers by default.
 
     Only validation images have an answer of "eval" and "page". A verb that is not installed is left out.
@@ -38,13 +44,19 @@ def answers(run: Path, images: Sequence[Path] | None = None, only: Sequence[str]
     found = {}
     for verb, ask in VERBS.items():
         if only is None or verb in only:
-            with contextlib.chdir(place), pytest.MonkeyPatch.context() as patch, contextlib.suppress(_LeftOut):
+            with (
+                contextlib.chdir(place),
+                pytest.MonkeyPatch.context() as patch,
+                contextlib.suppress(_LeftOut),
+            ):
                 asked = ask(run.absolute(), held_out if verb in ("eval", "page") else paths, patch)
                 found[verb] = {path: asked[path] for path in paths if path in asked}
     return found
 
 
-def figures(run: Path, told: str = "", found: Mapping[str, Answers] | None = None) -> dict[str, float]:
+def figures(
+    run: Path, told: str = "", found: Mapping[str, Answers] | None = None
+) -> dict[str, float]:
     """{source: top-1 in percent} of a run's best checkpoint on its validation images.
 
     Args:
@@ -57,10 +69,20 @@ def figures(run: Path, told: str = "", found: Mapping[str, Answers] | None = Non
     found = answers(run) if found is None else found
     counted = {}
     for verb, of_verb in found.items():
-        read = {path: answer for path, answer in of_verb.items() if path in labels and answer is not None}
-        counted[verb] = 100 * sum(answer == labels[path] for path, answer in read.items()) / max(len(read), 1)
+        read = {
+            path: answer
+            for path, answer in of_verb.items()
+            if path in labels and answer is not None
+        }
+        counted[verb] = (
+            100 * sum(answer == labels[path] for path, answer in read.items()) / max(len(read), 1)
+        )
     prefix, step = chosen_by(run)
-    logged = [row for row in rows(run) if int(row["step"]) == max(step - 1, 0) and row.get(f"{prefix}/acc1")]
+    logged = [
+        row
+        for row in rows(run)
+        if int(row["step"]) == max(step - 1, 0) and row.get(f"{prefix}/acc1")
+    ]
     shown = {"metrics.csv": float(logged[-1][f"{prefix}/acc1"])} if logged else {}
     evaluation = run / "evaluation.json"
     if evaluation.exists():
@@ -68,7 +90,10 @@ def figures(run: Path, told: str = "", found: Mapping[str, Answers] | None = Non
         shown["evaluation.json"] = part["acc1"]
     patterns = {
         "summary": (told, rf"best +{prefix}/acc1 ([\d.]+) %"),
-        "card's table": (_text(run / "card/README.md"), r"\| validation images \| [\d,]+ \| ([\d.]+) %"),
+        "card's table": (
+            _text(run / "card/README.md"),
+            r"\| validation images \| [\d,]+ \| ([\d.]+) %",
+        ),
         "page's line": (_text(run / "visualize/index.html"), r"top-1 ([\d.]+) % of"),
         "demo's facts": (_text(run / "demo/model.json"), r'"Accuracy", "([\d.]+) %'),
     }
@@ -102,7 +127,9 @@ def _label(samples: Any, index: int) -> int:
 def chosen_by(run: Path) -> tuple[str, int]:
     """("val" or "val_ema", step): the weights that chose a run's best.ckpt, as Lightning notes it, and its steps."""
     content = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
-    states = [state for key, state in content["callbacks"].items() if key.startswith("BestCheckpoint")]
+    states = [
+        state for key, state in content["callbacks"].items() if key.startswith("BestCheckpoint")
+    ]
     return states[0]["monitor"].partition("/")[0], content["global_step"]
 
 
@@ -142,7 +169,10 @@ def _load(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
         except UserError:
             found[image] = None
         else:
-            found[image] = ";".join(each["class"] for each in (best if module.task.several else best[:1])) or ";"
+            found[image] = (
+                ";".join(each["class"] for each in (best if module.task.several else best[:1]))
+                or ";"
+            )
     return found
 
 
@@ -173,8 +203,14 @@ def _eval(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
     probabilities = task.probabilities(torch.cat(logits[chosen_by(run)[0]]).float())[: len(images)]
     read = torch.cat(labels)[: len(images)].reshape(len(images), -1)[:, 0] >= 0
     best = task.best(probabilities, names)
-    texts = [";".join(each["class"] for each in (many if task.several else many[:1])) or ";" for many in best]
-    return {path: text if is_read else None for path, text, is_read in zip(images, texts, read, strict=True)}
+    texts = [
+        ";".join(each["class"] for each in (many if task.several else many[:1])) or ";"
+        for many in best
+    ]
+    return {
+        path: text if is_read else None
+        for path, text, is_read in zip(images, texts, read, strict=True)
+    }
 
 
 def _page(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answers:
@@ -209,7 +245,9 @@ def _demo(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
         raise _LeftOut
     from contrib.demo import web_runtime
 
-    runtime = run / "runtime"  # the tests have no network; the page's files are not needed for the answers
+    runtime = (
+        run / "runtime"
+    )  # the tests have no network; the page's files are not needed for the answers
     runtime.mkdir(exist_ok=True)
     for name in web_runtime.FILES:
         (runtime / name).write_bytes(name.encode())
@@ -233,9 +271,13 @@ def _of_onnx(run: Path, images: Sequence[str], file: Path) -> Answers:
         except UserError:
             found[image] = None
             continue
-        probabilities = module.task.probabilities(torch.from_numpy(session.run(["logits"], given)[0]))
+        probabilities = module.task.probabilities(
+            torch.from_numpy(session.run(["logits"], given)[0])
+        )
         (best,) = module.task.best(probabilities, names)
-        found[image] = ";".join(each["class"] for each in (best if module.task.several else best[:1])) or ";"
+        found[image] = (
+            ";".join(each["class"] for each in (best if module.task.several else best[:1])) or ";"
+        )
     return found
 
 
@@ -248,7 +290,9 @@ def _card(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
     code = code.replace(":.3f}", ":.9f}")  # which side of .5 a probability is
     readable, found = dict(zip(_raw_names(run), _class_names(run), strict=True)), Answers()
     for image in images:
-        typed = code.replace("hf_hub:me/own", f"local-dir:{run / 'card'}").replace('"image.jpg"', repr(image))
+        typed = code.replace("hf_hub:me/own", f"local-dir:{run / 'card'}").replace(
+            '"image.jpg"', repr(image)
+        )
         try:
             with contextlib.redirect_stdout(io.StringIO()) as shown:
                 exec(typed, {})
@@ -257,7 +301,9 @@ def _card(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
             continue
         lines = [line.partition(" ") for line in shown.getvalue().splitlines()]
         if "sigmoid" in code:
-            found[image] = ";".join(readable[name] for share, _, name in lines if float(share) > 0.5) or ";"
+            found[image] = (
+                ";".join(readable[name] for share, _, name in lines if float(share) > 0.5) or ";"
+            )
         else:
             found[image] = readable[lines[0][2]]
     return found
@@ -272,7 +318,9 @@ def _class_names(run: Path) -> list[str]:
 def _raw_names(run: Path) -> list[str]:
     from cait import ckpt
 
-    return ckpt.class_names(ckpt.read_checkpoint(run / "checkpoints/best.ckpt")) or _class_names(run)
+    return ckpt.class_names(ckpt.read_checkpoint(run / "checkpoints/best.ckpt")) or _class_names(
+        run
+    )
 
 
 def _text(path: Path) -> str:

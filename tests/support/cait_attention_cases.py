@@ -8,7 +8,9 @@ from cait.model.attention import backend_named
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def attention_case(heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 2) -> list[Tensor]:
+def attention_case(
+    heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 2
+) -> list[Tensor]:
     """qkv, W_l, b_l, W_w, b_w and the gradient of the output."""
     generator = torch.Generator().manual_seed(heads * 1000 + N)
     shapes = [(batch, N, 3, heads, k), *[(heads, heads), (heads,)] * 2, (batch, N, heads * k)]

@@ -6,7 +6,9 @@ import numpy as np
 from PIL import Image
 
 
-def fill(root: Path, images: dict[str, int], size: int = 24, gray: bool = False, suffix: str = ".png") -> Path:
+def fill(
+    root: Path, images: dict[str, int], size: int = 24, gray: bool = False, suffix: str = ".png"
+) -> Path:
     """Class folders of noise around a color of their own."""
     rng = np.random.default_rng(0)
     for label, (name, count) in enumerate(images.items()):

@@ -31,9 +31,13 @@ class Spy(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.operations: set[str] = set()
-        self._pinned: dict[int, Tensor] = {}  # by address, and kept so that no other tensor comes to lie there
+        self._pinned: dict[
+            int, Tensor
+        ] = {}  # by address, and kept so that no other tensor comes to lie there
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
         leaves = tree_leaves((args, kwargs))
@@ -44,7 +48,9 @@ class Spy(TorchDispatchMode):
         if not any(on_device) and not to_device:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if any(on_device) and kwargs.get("device") == torch.device("meta"):  # autograd's C++ asks for one like another
+        if any(on_device) and kwargs.get("device") == torch.device(
+            "meta"
+        ):  # autograd's C++ asks for one like another
             kwargs = kwargs | {"device": torch.device("cuda", 0)}
         self.operations.add(str(packet).removeprefix("aten."))
         if packet in (aten._local_scalar_dense, aten.is_nonzero):
@@ -61,7 +67,9 @@ class Spy(TorchDispatchMode):
         if packet is aten.copy_:
             into, source, *rest = args
             if isinstance(into, FakeTensor) and not isinstance(source, FakeTensor):
-                self._note_unless_pinned(func, source, kwargs.get("non_blocking") or (rest and rest[0]))
+                self._note_unless_pinned(
+                    func, source, kwargs.get("non_blocking") or (rest and rest[0])
+                )
             elif isinstance(source, FakeTensor) and not isinstance(into, FakeTensor):
                 self._note(func)
                 return into
@@ -77,8 +85,14 @@ class Spy(TorchDispatchMode):
             self._note(func)
 
     def _note(self, func: Any) -> None:
-        frames = [f for f in traceback.extract_stack() if "/cait/" in f.filename or "/lightning/" in f.filename]
-        where = [f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in frames[-4:]]
+        frames = [
+            f
+            for f in traceback.extract_stack()
+            if "/cait/" in f.filename or "/lightning/" in f.filename
+        ]
+        where = [
+            f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in frames[-4:]
+        ]
         self.waits.append(f"{func} at " + " < ".join(reversed(where)))
 
 
@@ -122,7 +136,9 @@ def fake_cuda() -> Iterator[Spy]:
     """Within it "cuda" is a device that computes nothing."""
     make, generator = Tensor._make_subclass, torch.Generator
 
-    def make_subclass(cls: type[Any], data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
+    def make_subclass(
+        cls: type[Any], data: Tensor, requires_grad: bool = False, **kwargs: Any
+    ) -> Any:
         # Autograd has no threads for a device that is not there: it sees the meta tensor, Python the CUDA device.
         kwargs.pop("dispatch_device", None)
         return make(cls, data, requires_grad, **kwargs)
@@ -137,7 +153,9 @@ def fake_cuda() -> Iterator[Spy]:
             patch("torch.cuda.is_bf16_supported", lambda including_emulation=True: True),
             patch("torch.utils.swap_tensors", _swap_tensors),
             patch("torch.optim.optimizer._group_tensors_by_device_and_dtype", _by_device_and_type),
-            patch("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _by_device_and_type),
+            patch(
+                "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _by_device_and_type
+            ),
             FakeTensorMode(allow_non_fake_inputs=True),
             Spy() as spy,
         ):

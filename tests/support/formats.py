@@ -31,10 +31,14 @@ def save(photographs: Photographs, path: Path, number: int) -> None:
     """A photograph cut out at a place of its own, as a JPEG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     left = 7 * number % 400
-    photographs[number % 2].crop((left, left % 200, left + 96, left % 200 + 80)).save(path, format="JPEG")
+    photographs[number % 2].crop((left, left % 200, left + 96, left % 200 + 80)).save(
+        path, format="JPEG"
+    )
 
 
-def write_cifar(folder: Path, patch: pytest.MonkeyPatch, kind: type[datasets.CIFAR10], names: list[str]) -> None:
+def write_cifar(
+    folder: Path, patch: pytest.MonkeyPatch, kind: type[datasets.CIFAR10], names: list[str]
+) -> None:
     """Batches as Python 2 pickled them: rows of 3,072 bytes, all of red, then green, then blue."""
     base = folder / kind.base_folder
     base.mkdir(parents=True)
@@ -48,10 +52,15 @@ def write_cifar(folder: Path, patch: pytest.MonkeyPatch, kind: type[datasets.CIF
         sums = []
         for number, (file, _) in enumerate(getattr(kind, part)):
             count = 8 if part == "train_list" else 6
-            batch = {key: [i % len(names) for i in range(count)], "data": pixels(count, number).reshape(count, -1)}
+            batch = {
+                key: [i % len(names) for i in range(count)],
+                "data": pixels(count, number).reshape(count, -1),
+            }
             sums.append([file, dump(file, batch)])
         patch.setattr(kind, part, sums)
-    patch.setattr(kind, "meta", kind.meta | {"md5": dump(kind.meta["filename"], {kind.meta["key"]: names})})
+    patch.setattr(
+        kind, "meta", kind.meta | {"md5": dump(kind.meta["filename"], {kind.meta["key"]: names})}
+    )
 
 
 def write_cifar10(folder: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> None:
@@ -65,7 +74,9 @@ def write_flowers(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
     base = folder / "flowers-102"
     for number in range(1, 19):
         save(photographs, base / "jpg" / f"image_{number:05d}.jpg", number)
-    savemat(base / "imagelabels.mat", {"labels": np.arange(1, 19, dtype=np.uint8)[None] * 5})  # from 1, up to 102
+    savemat(
+        base / "imagelabels.mat", {"labels": np.arange(1, 19, dtype=np.uint8)[None] * 5}
+    )  # from 1, up to 102
     savemat(base / "setid.mat", {name: np.arange(i, i + 6)[None] for name, i in FLOWERS})
     files = datasets.Flowers102._file_dict
     sums = {key: (name, md5(base / name)) for key, (name, _) in files.items() if key != "image"}
@@ -75,7 +86,9 @@ def write_flowers(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
 WNIDS = ("n01440764", "n01443537", "n02084071")
 
 
-def write_imagenet(root: Path, patch: pytest.MonkeyPatch, photographs: Photographs) -> dict[str, bytes]:
+def write_imagenet(
+    root: Path, patch: pytest.MonkeyPatch, photographs: Photographs
+) -> dict[str, bytes]:
     """The three archives of ILSVRC2012 for three classes; the bytes of each validation picture by `<wnid>/<file>`."""
     work = root.parent / "work"
     root.mkdir()
@@ -94,11 +107,22 @@ def write_imagenet(root: Path, patch: pytest.MonkeyPatch, photographs: Photograp
             save(photographs, path, 30 + number)
             tar.add(path, path.name)
             val[f"{WNIDS[label]}/{path.name}"] = path.read_bytes()
-    names = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children", "wordnet_height")
+    names = (
+        "ILSVRC2012_ID",
+        "WNID",
+        "words",
+        "gloss",
+        "num_children",
+        "children",
+        "wordnet_height",
+    )
     synsets = [
-        (label + 1, wnid, f"name {label}, other name", "", 0, np.zeros(0), 0) for label, wnid in enumerate(WNIDS)
+        (label + 1, wnid, f"name {label}, other name", "", 0, np.zeros(0), 0)
+        for label, wnid in enumerate(WNIDS)
     ]
-    synsets.append((4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1))  # not a leaf, so no class
+    synsets.append(
+        (4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1)
+    )  # not a leaf, so no class
     devkit = work / "ILSVRC2012_devkit_t12"
     (devkit / "data").mkdir(parents=True)
     table = np.array(synsets, dtype=[(name, "O") for name in names])

@@ -32,7 +32,10 @@ REPO = Path(__file__).parents[2]
 LIMIT = 1200
 """Seconds after which a process hangs, however slow the machine."""
 
-DEVICES = ["--trainer.accelerator=cpu", f"--trainer.devices={os.environ.get('CAIT_TEST_DEVICES', '1')}"]
+DEVICES = [
+    "--trainer.accelerator=cpu",
+    f"--trainer.devices={os.environ.get('CAIT_TEST_DEVICES', '1')}",
+]
 """Where runs train unless a test says otherwise, the same on every machine; `make test-two` takes two processes."""
 
 NO_TEXT = b"\xff" if sys.platform != "darwin" else b"y"
@@ -56,7 +59,8 @@ SMALL = [
 def slow(*values: Any) -> list[Any]:
     """Parameters for `make test-all`, beside one for `make test`."""
     return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for value in values
     ]
 
 
@@ -78,7 +82,9 @@ def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from cait.data.source import write_digits  # here, as all that takes long to import: xdist waits for this file
+    from cait.data.source import (
+        write_digits,
+    )  # here, as all that takes long to import: xdist waits for this file
 
     root = tmp_path_factory.mktemp("data") / "digits"
     root.mkdir()  # an empty folder is filled
@@ -100,7 +106,9 @@ def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: i
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for i in range(count):
-        picture = photographs[i % 2].resize((int(rng.integers(40, 300)), int(rng.integers(40, 300))))
+        picture = photographs[i % 2].resize(
+            (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
+        )
         kind = i % 6
         if kind == 0:
             picture.convert("L").save(folder / f"{i}.jpg")
@@ -145,7 +153,10 @@ Cait = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests/support'}", "COLUMNS": "200"}
+    return os.environ | {
+        "PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests/support'}",
+        "COLUMNS": "200",
+    }
 
 
 def heed_ctrl_c() -> None:
@@ -162,7 +173,9 @@ def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
 def script(file: str, folder: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a file in a process of its own."""
     command = [sys.executable, file, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT
+    )
 
 
 def start(
@@ -191,7 +204,10 @@ def caught(number: int) -> Iterator[list[str]]:
     name, texts = ("stdout", "stderr")[number - 1], []
     getattr(sys, name).flush()
     kept = os.dup(number)
-    with tempfile.TemporaryFile("w+", errors="surrogateescape") as file, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryFile("w+", errors="surrogateescape") as file,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         os.dup2(file.fileno(), number)
         stream = open(number, "w", buffering=1, closefd=False, errors="surrogateescape")  # noqa: SIM115
         patch.setattr(sys, name, stream)
@@ -211,10 +227,14 @@ def takes_several_processes(folder: Path, arguments: Sequence[str]) -> bool:
     if devices:
         return devices[-1] != "--trainer.devices=1"
     config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
-    return config.is_file() and re.search(r"^  devices: '?[2-9]", config.read_text(), re.M) is not None
+    return (
+        config.is_file() and re.search(r"^  devices: '?[2-9]", config.read_text(), re.M) is not None
+    )
 
 
-def call(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def call(
+    folder: Path, *arguments: str, command: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run `cait` in a folder as a user does, but in this process; on several devices in a process of its own."""
     if command or takes_several_processes(folder, arguments):
         job = start(folder, *arguments, command=command, stderr=subprocess.PIPE)

@@ -32,7 +32,9 @@ def loader(count: int = 24, batch: int = 4, img_size: int = 8) -> DataLoader:
 
 
 def images_in(root: Path | str, **settings: object) -> ImageNetDataModule:
-    return ImageNetDataModule(str(root), **(dict(img_size=32, batch_size=4, num_workers=0) | settings))
+    return ImageNetDataModule(
+        str(root), **(dict(img_size=32, batch_size=4, num_workers=0) | settings)
+    )
 
 
 def trainer(**settings: object) -> Trainer:
@@ -47,7 +49,9 @@ def trainer(**settings: object) -> Trainer:
     return Trainer(**(quiet | settings))
 
 
-def assert_resumes(path: Path, net: dict, count: int = 24, between: Callable[[], object] = dict) -> None:
+def assert_resumes(
+    path: Path, net: dict, count: int = 24, between: Callable[[], object] = dict
+) -> None:
     """A run of two epochs has the same bits as one that ends after the first and is resumed, `between` the two."""
 
     def run(epochs: int, start: Path | None = None) -> dict:
@@ -87,10 +91,18 @@ class Chosen(CaiTModule):
         configured = super().configure_optimizers()
         if self.chosen == "fused AdamW":
             return configured
-        kinds = {"AdamW": torch.optim.AdamW, "SGD": partial(torch.optim.SGD, momentum=0.9), "Lamb": Lamb}
+        kinds = {
+            "AdamW": torch.optim.AdamW,
+            "SGD": partial(torch.optim.SGD, momentum=0.9),
+            "Lamb": Lamb,
+        }
         return kinds[self.chosen](param_groups(self.model, 0.05), lr=1e-2)
 
 
 def precision_of(name: str) -> dict:
     """The trainer's setting; Lightning has 16-mixed on a CPU as a plugin alone."""
-    return dict(plugins=[MixedPrecision("16-mixed", "cpu")]) if name == "16-mixed" else dict(precision=name)
+    return (
+        dict(plugins=[MixedPrecision("16-mixed", "cpu")])
+        if name == "16-mixed"
+        else dict(precision=name)
+    )

@@ -12,7 +12,9 @@ from cait import create_model, plugins
 from cait.model.config import VARIANTS
 
 needs_cait = pytest.mark.skipif(not VARIANTS, reason="CaiT has been deleted")
-needs_ablations = pytest.mark.skipif("paper" not in plugins.extras(), reason="the extra has the paper's ablations")
+needs_ablations = pytest.mark.skipif(
+    "paper" not in plugins.extras(), reason="the extra has the paper's ablations"
+)
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 
 DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
@@ -22,7 +24,15 @@ TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch
 def network(mode: str = "skip", drop_path_rate: float = 0.3) -> Any:
     torch.manual_seed(0)
     return create_model(
-        "xxs24", 32, 10, drop_path_rate, patch_size=8, embed_dim=32, depth=4, layer_scale_init=0.5, drop_path_mode=mode
+        "xxs24",
+        32,
+        10,
+        drop_path_rate,
+        patch_size=8,
+        embed_dim=32,
+        depth=4,
+        layer_scale_init=0.5,
+        drop_path_mode=mode,
     )
 
 

@@ -10,7 +10,9 @@ from torchmetrics.classification import MulticlassF1Score
 class Net(nn.Module):
     def __init__(self, img_size, num_classes, width=16):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten()
+        )
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(width * ((img_size - 1) // 2) ** 2, num_classes)
 

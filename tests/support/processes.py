@@ -19,9 +19,15 @@ def run(folder: Path, *arguments: str, processes: int = 1) -> CompletedProcess[s
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch, str(rank)) for rank in range(processes)]
         port = harness.free_port()
-        started = [_start(folder, arguments, file, rank, processes, port) for rank, file in enumerate(files)]
+        started = [
+            _start(folder, arguments, file, rank, processes, port)
+            for rank, file in enumerate(files)
+        ]
         _wait(started)
-        told = [json.loads(file.read_text()) if file.exists() else [-1, "", "no answer"] for file in files]
+        told = [
+            json.loads(file.read_text()) if file.exists() else [-1, "", "no answer"]
+            for file in files
+        ]
     status = next((code for code, *_ in told if code), 0)
     errors = [err for code, _, err in told if code] or [told[0][2]]
     return CompletedProcess(arguments, status, told[0][1], errors[0])
@@ -47,7 +53,9 @@ def apart(function: Callable[[], Any]) -> Any:
         return json.loads(file.read_text())
 
 
-def _start(folder: Path, arguments: tuple[str, ...], file: Path, rank: int, processes: int, port: str) -> int:
+def _start(
+    folder: Path, arguments: tuple[str, ...], file: Path, rank: int, processes: int, port: str
+) -> int:
     from lightning.pytorch.utilities import rank_zero_only
 
     import cait.cli.lightning  # noqa: F401  # once for all
@@ -57,10 +65,23 @@ def _start(folder: Path, arguments: tuple[str, ...], file: Path, rank: int, proc
     status = 1
     try:
         if processes > 1:
-            launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-            places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "laws"}
+            launched = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": processes,
+                "LOCAL_WORLD_SIZE": processes,
+            }
+            places = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "TORCHELASTIC_RUN_ID": "laws",
+            }
             rank_zero_only.rank = rank  # type: ignore[attr-defined]  # which Lightning reads when it is imported
-            os.environ.update({name: str(value) for name, value in launched.items()} | places | {"GROUP_RANK": "0"})
+            os.environ.update(
+                {name: str(value) for name, value in launched.items()}
+                | places
+                | {"GROUP_RANK": "0"}
+            )
         harness.takes_several_processes = lambda *_: False
         done = harness.call(folder, *arguments)
         file.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))

@@ -59,7 +59,9 @@ class LeavesOnce(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, i: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, i: int
+    ) -> None:
         if trainer.global_step == self.step and not (done := Path("left")).exists():
             done.touch()
             raise SystemExit(137)
@@ -71,21 +73,34 @@ class Misfortune(Callback):
     def __init__(self, step: int, what: str) -> None:
         self.step, self.what = step, what
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, i: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, i: int
+    ) -> None:
         of_one = self.what == "an error in one process"
-        if trainer.global_step != self.step or (of_one and trainer.global_rank != 1) or Path("happened").exists():
+        if (
+            trainer.global_step != self.step
+            or (of_one and trainer.global_rank != 1)
+            or Path("happened").exists()
+        ):
             return
         Path("happened").touch()
         if self.what == "a loader process is killed":
-            for child in multiprocessing.active_children():  # an earlier run of this process may have left some
+            for child in (
+                multiprocessing.active_children()
+            ):  # an earlier run of this process may have left some
                 child.kill()
         elif of_one:
             raise UserError("as of an image that only this process meets")
         elif self.what == "the images are gone":
             Path("data/digits").rename("data/gone")
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.what == "the disk is full" and Path(trainer.default_root_dir, "checkpoints/best.ckpt").exists():
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if (
+            self.what == "the disk is full"
+            and Path(trainer.default_root_dir, "checkpoints/best.ckpt").exists()
+        ):
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)
             )  # a checkpoint has 900,000 bytes
@@ -111,7 +126,9 @@ class StepRecorder(Callback):
         pl_module.model.register_forward_pre_hook(before)
         self.batch = 0
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *others: Any
+    ) -> None:
         after = pl_module.model.state_dict()
         torch.save(
             self.record | dict(targets=others[1][1], step=trainer.global_step, after=after),

@@ -56,7 +56,13 @@ def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:
 
 
 # Long enough never to end by itself.
-ENDLESS = [*SMALL, *TWO, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
+ENDLESS = [
+    *SMALL,
+    *TWO,
+    "--trainer.max_epochs=1000",
+    "--trainer.log_every_n_steps=1",
+    "--data.num_workers=0",
+]
 
 
 def torchrun(*options: str) -> tuple[str, ...]:

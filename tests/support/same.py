@@ -8,7 +8,9 @@ import torch
 def same(a: Any, b: Any) -> bool:
     """Equality to the last bit, a NaN equal to itself."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+        return isinstance(b, torch.Tensor) and torch.equal(
+            a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)
+        )
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, list | tuple):

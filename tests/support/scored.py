@@ -18,8 +18,16 @@ BROKEN = "ILSVRC2012_val_00000005.JPEG"
 """The validation picture that cannot be read."""
 PART = (2, 5, 11)
 """The classes of a set that lacks the others."""
-CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]  # the tests' own process could not start others
-TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=13"]
+CPU = [
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+]  # the tests' own process could not start others
+TWO = [
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=2",
+    "--trainer.strategy=ddp",
+    "--data.batch_size=13",
+]
 """Two processes, in batches that the pictures do not fill, and that Mixup could not pair."""
 
 
@@ -30,7 +38,10 @@ def write_sets(place: Path) -> None:
     Further sets: v2/ by the classes' indices, named/ by their names, part/ of some classes by their names.
     """
     digits = load_digits()
-    pictures = [(digit, pixels * 255 / 16) for digit, pixels in zip(digits.target, digits.images, strict=True)]
+    pictures = [
+        (digit, pixels * 255 / 16)
+        for digit, pixels in zip(digits.target, digits.images, strict=True)
+    ]
     pictures += [(digit + 10, 255 - pixels) for digit, pixels in pictures if digit < 2]
     order = np.random.default_rng(0).permutation(len(pictures))  # numbers do not follow the classes
     real: list[list[int]] = []
@@ -62,13 +73,29 @@ def train(place: Path) -> None:
     """The run logs/mine on these pictures, with a moving average."""
     from cait.cli import main
 
-    run = [*SMALL, *CPU, "--data.root=data", "--data.num_workers=0", "--trainer.max_epochs=2", "--run_name=mine"]
+    run = [
+        *SMALL,
+        *CPU,
+        "--data.root=data",
+        "--data.num_workers=0",
+        "--trainer.max_epochs=2",
+        "--run_name=mine",
+    ]
     run += ["--trainer.limit_val_batches=9"]  # which evaluation does not heed
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
         patch.setenv("CAIT_RUN", "")
-        main(["fit", *run, "--ema.decay=0.9", "--data.mixup=0", "--data.cutmix=0", "--data.eval_batch_size=32"])
+        main(
+            [
+                "fit",
+                *run,
+                "--ema.decay=0.9",
+                "--data.mixup=0",
+                "--data.cutmix=0",
+                "--data.eval_batch_size=32",
+            ]
+        )
 
 
 def logits_of(place: Path, weights: str, paths: list[Path], mirrored: bool = False) -> Tensor:

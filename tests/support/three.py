@@ -67,7 +67,10 @@ def train(folder: Path, digits: str, steps: int, settings: tuple[dict[str, Any],
         **of_trainer,
     )
     torch.manual_seed(0)
-    net = module(**dict(num_classes=10, lr=1e-2, schedule="constant", warmup_epochs=0, drop_path_rate=0.2) | of_module)
+    net = module(
+        **dict(num_classes=10, lr=1e-2, schedule="constant", warmup_epochs=0, drop_path_rate=0.2)
+        | of_module
+    )
     data = images_in(digits, img_size=8, batch_size=12, cutmix=0.0)
     fit.fit(net, datamodule=data, ckpt_path=last if last.exists() else None)
     fit.strategy.barrier()

@@ -15,7 +15,9 @@ from cait.run.program import Processes
 
 def cluster(rank: int) -> Any:
     """A launcher of three processes, as far as they ask it."""
-    return SimpleNamespace(global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0)
+    return SimpleNamespace(
+        global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0
+    )
 
 
 def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -23,9 +23,14 @@ def fill(model: torch.nn.Module, seed: int) -> None:
 
 def forms(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Path]:
     """The same weights in every file form."""
-    files = {name: path / name for name in ("bare.pth", "release.pth", "timm.pth.tar", "x.safetensors")}
+    files = {
+        name: path / name for name in ("bare.pth", "release.pth", "timm.pth.tar", "x.safetensors")
+    }
     torch.save(state, files["bare.pth"])
-    released = {"model": {f"module.{key}": value for key, value in state.items()}, "args": argparse.Namespace(lr=5e-4)}
+    released = {
+        "model": {f"module.{key}": value for key, value in state.items()},
+        "args": argparse.Namespace(lr=5e-4),
+    }
     torch.save(released, files["release.pth"])
     torch.save({"state_dict": state, "epoch": 3, "state_dict_ema": state}, files["timm.pth.tar"])
     save_file(state, files["x.safetensors"])

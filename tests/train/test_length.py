@@ -32,7 +32,9 @@ class Rates(Callback):
         trainer.should_stop |= trainer.fit_loop.epoch_loop.batch_progress.total.ready >= self.stop
 
 
-def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
+def leg(
+    path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any
+) -> Rates:
     rates, others = Rates(stop), settings.pop("callbacks", [])
     fit = trainer(callbacks=[rates, *others], **dict(max_epochs=4) | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
@@ -88,20 +90,28 @@ def test_a_warm_up_that_is_not_over_takes_the_length_of_now(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("limits", [dict(max_epochs=7), dict(max_steps=20)])
 @pytest.mark.parametrize("batches", [3, 10])
-def test_another_end_gives_the_cosine_to_that_end(batches: int, limits: dict, tmp_path: Path) -> None:
+def test_another_end_gives_the_cosine_to_that_end(
+    batches: int, limits: dict, tmp_path: Path
+) -> None:
     path = tmp_path / "x.ckpt"
     done = len(leg(path, 6, 14).rates)
     after = leg(path, batches, start=True, **limits)
     end = done + len(after.rates)
     assert after.planned == end
-    assert after.rates == pytest.approx([cosine((step - WARMUP) / (end - WARMUP)) for step in range(done, end)])
+    assert after.rates == pytest.approx(
+        [cosine((step - WARMUP) / (end - WARMUP)) for step in range(done, end)]
+    )
     assert after.last == pytest.approx(LOW)
 
 
 def test_accumulation_that_changes_by_epoch_is_counted_from_the_start(tmp_path: Path) -> None:
-    rates = leg(tmp_path / "x.ckpt", 6, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})])
+    rates = leg(
+        tmp_path / "x.ckpt", 6, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})]
+    )
     assert rates.planned == len(rates.rates) == 6 + 3 + 2 + 2
-    assert rates.rates[WARMUP:] == pytest.approx([cosine((step - WARMUP) / 10) for step in range(WARMUP, 13)])
+    assert rates.rates[WARMUP:] == pytest.approx(
+        [cosine((step - WARMUP) / 10) for step in range(WARMUP, 13)]
+    )
 
 
 @pytest.mark.parametrize(("epochs", "batches", "step"), [(0, 0, 0), (1, 0, 6), (1, 2, 8)])

@@ -38,7 +38,11 @@ def test_bce_of_mixed_images_counts_both_classes_in_full(logits: torch.Tensor) -
     _, targets = mixing(torch.zeros(B, 3, 8, 8), torch.arange(B) % C)
     assert ((targets > 0) & (targets < 1)).any()
     theirs = TimmBinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)
-    assert_same(LossSettings("bce", label_smoothing=0.0).build_loss()(logits, targets), theirs(logits, targets), logits)
+    assert_same(
+        LossSettings("bce", label_smoothing=0.0).build_loss()(logits, targets),
+        theirs(logits, targets),
+        logits,
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -67,7 +71,9 @@ def test_what_is_no_loss_is_told_in_one_line(name: str, message: str) -> None:
 
 
 def test_a_loss_that_does_not_take_the_targets_is_told() -> None:
-    with pytest.raises(UserError, match=r"the loss torch.nn:BCEWithLogitsLoss fails: ValueError: Target size"):
+    with pytest.raises(
+        UserError, match=r"the loss torch.nn:BCEWithLogitsLoss fails: ValueError: Target size"
+    ):
         trainer(max_epochs=1).fit(module(loss="torch.nn:BCEWithLogitsLoss"), loader())
 
 
@@ -81,7 +87,8 @@ MADE = [1.0, np.float32(1), torch.ones(2)]
 def test_a_loss_that_is_no_number_is_told() -> None:
     for kind in ("float", "float32", r"\[2\]"):
         with pytest.raises(
-            UserError, match=f"the loss .*:made fails: TypeError: it must return a tensor of one number, not {kind}"
+            UserError,
+            match=f"the loss .*:made fails: TypeError: it must return a tensor of one number, not {kind}",
         ):
             trainer(max_epochs=1).fit(module(loss=f"{__name__}:made"), loader())
         MADE.pop(0)
@@ -104,12 +111,16 @@ def teacher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def distilled(path: Path, **settings: object):
-    common: dict = dict(distillation="hard", teacher=TEACHER, teacher_path=str(path), drop_path_rate=0.0)
+    common: dict = dict(
+        distillation="hard", teacher=TEACHER, teacher_path=str(path), drop_path_rate=0.0
+    )
     return module(**(common | dict(mean=STUDENT_MEAN, std=STUDENT_STD) | settings))
 
 
 @pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.3, 3.0)])
-def test_loss_and_gradients_are_those_of_timms_task(kind: str, alpha: float, tau: float, teacher_file: Path) -> None:
+def test_loss_and_gradients_are_those_of_timms_task(
+    kind: str, alpha: float, tau: float, teacher_file: Path
+) -> None:
     settings: dict = dict(distillation=kind, distillation_alpha=alpha, distillation_tau=tau)
     net = distilled(teacher_file, **settings, lr=1e-2)
     fit = trainer(max_epochs=1)
@@ -154,8 +165,12 @@ def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_
     plain = module(drop_path_rate=0.0)
     assert checkpoint["state_dict"].keys() == plain.state_dict().keys()
     assert ema.state_dict().keys() == plain.model.state_dict().keys()
-    assert sum(len(group["params"]) for group in fit.optimizers[0].param_groups) == len(list(plain.parameters()))
-    net.to("meta").on_fit_start()  # Lightning moves the module between `setup` and this, and does not know the teacher
+    assert sum(len(group["params"]) for group in fit.optimizers[0].param_groups) == len(
+        list(plain.parameters())
+    )
+    net.to(
+        "meta"
+    ).on_fit_start()  # Lightning moves the module between `setup` and this, and does not know the teacher
     assert {tensor.device.type for tensor in net.teacher.state_dict().values()} == {"meta"}
 
 
@@ -168,7 +183,9 @@ def test_a_run_of_ours_is_a_teacher(tmp_path: Path) -> None:
     assert isinstance(net.teacher, Teacher)
     images = torch.randn(4, 3, 8, 8)
     mean, std = (torch.tensor(net.hparams[name]).view(3, 1, 1) for name in ("mean", "std"))
-    larger = torch.nn.functional.interpolate((images * std + mean - 0.2) / std, size=16, mode="bicubic", antialias=True)
+    larger = torch.nn.functional.interpolate(
+        (images * std + mean - 0.2) / std, size=16, mode="bicubic", antialias=True
+    )
     with torch.no_grad():
         assert torch.allclose(net.teacher(images), teacher.model.eval()(larger), atol=1e-5)
 
@@ -183,11 +200,21 @@ def test_dinov3_has_no_head_so_a_run_starts_from_it(tmp_path: Path) -> None:
     backbone = timm.create_model(DINOV3, **fields)
     timm.models.save_for_hf(backbone, tmp_path / "hub", safe_serialization="both")
     file = str(tmp_path / "hub/model.safetensors")
-    run = module(name=f"timm/{DINOV3}", img_size=32, fields=fields, weights=file, layer_decay=0.7, lr=1e-2)
-    trainer(max_epochs=1, callbacks=[EMA(decay=0.5)]).fit(run, loader(8, img_size=32), loader(8, img_size=32))
-    assert run.model.state_dict().keys() - backbone.state_dict().keys() == {"head.weight", "head.bias"}
+    run = module(
+        name=f"timm/{DINOV3}", img_size=32, fields=fields, weights=file, layer_decay=0.7, lr=1e-2
+    )
+    trainer(max_epochs=1, callbacks=[EMA(decay=0.5)]).fit(
+        run, loader(8, img_size=32), loader(8, img_size=32)
+    )
+    assert run.model.state_dict().keys() - backbone.state_dict().keys() == {
+        "head.weight",
+        "head.bias",
+    }
     headless = module(
-        distillation="hard", teacher=DINOV3, teacher_path=file, teacher_fields=fields | dict(num_classes=0)
+        distillation="hard",
+        teacher=DINOV3,
+        teacher_path=file,
+        teacher_fields=fields | dict(num_classes=0),
     )
     with pytest.raises(UserError, match="knows 0 classes, the data has"):
         trainer(max_epochs=1).fit(headless, loader())
@@ -202,12 +229,20 @@ def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path: Path) 
         trainer(max_epochs=1).fit(module(distillation="hard", teacher=path), loader())
     student = module(name=name, fields=None, distillation="hard", teacher=path)
     trainer(max_epochs=1).fit(student, loader())
-    own = {key.removeprefix("model."): value for key, value in fit.lightning_module.state_dict().items()}
-    assert all(torch.equal(value, own[key]) for key, value in student.teacher.network.state_dict().items())
+    own = {
+        key.removeprefix("model."): value
+        for key, value in fit.lightning_module.state_dict().items()
+    }
+    assert all(
+        torch.equal(value, own[key]) for key, value in student.teacher.network.state_dict().items()
+    )
 
 
 def test_a_teacher_of_a_fixed_size_may_be_built_for_another(tmp_path: Path) -> None:
-    torch.save(timm.create_model("test_vit", num_classes=7, img_size=96).state_dict(), path := tmp_path / "vit.pth")
+    torch.save(
+        timm.create_model("test_vit", num_classes=7, img_size=96).state_dict(),
+        path := tmp_path / "vit.pth",
+    )
     student = distilled(path, teacher="test_vit", teacher_fields={"img_size": 96})
     trainer(max_epochs=1).fit(student, loader())
     assert student.teacher.img_size == 96
@@ -223,8 +258,14 @@ def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
         (dict(teacher="resnet_of_nobody"), "resnet_of_nobody cannot be loaded"),
         (dict(teacher_path=str(tmp_path / "none.pth")), "none.pth: FileNotFoundError"),
         (dict(teacher=str(tmp_path / "torn.ckpt")), "not a whole checkpoint"),
-        (dict(teacher=str(tmp_path / "other.ckpt")), r"other.ckpt: hyper_parameters.\w+ cannot be used: it is missing"),
-        (dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9), "knows 7 classes, the data has 9"),
+        (
+            dict(teacher=str(tmp_path / "other.ckpt")),
+            r"other.ckpt: hyper_parameters.\w+ cannot be used: it is missing",
+        ),
+        (
+            dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9),
+            "knows 7 classes, the data has 9",
+        ),
     ]:
         with pytest.raises(UserError, match=words) as caught:
             trainer(max_epochs=1).fit(distilled(teacher_file, **settings), loader())

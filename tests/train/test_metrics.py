@@ -25,15 +25,21 @@ def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
         metrics.update(logits[part], labels[part])
     figures = metrics.compute("val")
     top5 = logits.topk(5).indices
-    assert figures["val/acc1"].item() == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
-    assert figures["val/acc5"].item() == pytest.approx(100 * (top5 == labels[:, None]).any(1).float().mean().item())
+    assert figures["val/acc1"].item() == pytest.approx(
+        100 * (logits.argmax(1) == labels).float().mean().item()
+    )
+    assert figures["val/acc5"].item() == pytest.approx(
+        100 * (top5 == labels[:, None]).any(1).float().mean().item()
+    )
     expected = torch.nn.functional.cross_entropy(logits, labels).item()
     assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
     metrics.update(logits[:10], labels[:10])  # the count began anew
     assert metrics.compute("val")["val/acc1"].item() == 100
 
 
-def test_the_mean_of_the_classes_counts_those_that_are_always_wrong_and_none_without_images() -> None:
+def test_the_mean_of_the_classes_counts_those_that_are_always_wrong_and_none_without_images() -> (
+    None
+):
     labels, best = torch.tensor([0, 0, 1, 3, 3, 3]), torch.tensor([0, 1, 0, 3, 3, 2])
     metrics = EvalMetrics(5, per_class=True)
     metrics.update(torch.nn.functional.one_hot(best, 5).float(), labels)
@@ -55,12 +61,19 @@ def test_a_figure_over_nothing_is_no_figure() -> None:
     targets[5, 3] = 1.0
     run = trainer(max_epochs=1, log_every_n_steps=1)
     run.fit(net, DataLoader(TensorDataset(torch.randn(6, 3, 8, 8), targets), batch_size=6))
-    assert float(run.callback_metrics["train/acc1"]) in (0.0, 100.0)  # of one image, not 83 and more
+    assert float(run.callback_metrics["train/acc1"]) in (
+        0.0,
+        100.0,
+    )  # of one image, not 83 and more
 
 
 def test_the_average_chooses_unless_a_metric_is_named() -> None:
     assert metric_of_best(None, "mAP", True) == "val_ema/mAP"
-    assert metric_of_best(None, "acc1", False) == metric_of_best("val/acc1", "loss", True) == "val/acc1"
+    assert (
+        metric_of_best(None, "acc1", False)
+        == metric_of_best("val/acc1", "loss", True)
+        == "val/acc1"
+    )
     with pytest.raises(UserError, match=r"give --ema\.decay, or --best_metric val/acc1"):
         metric_of_best("val_ema/acc1", "acc1", False)
 
@@ -74,9 +87,14 @@ def test_the_average_chooses_unless_a_metric_is_named() -> None:
         (["val_ema/acc1", "train/acc1"], False),
     ],
 )
-def test_a_checkpoint_says_which_weights_it_stands_for(monitors: list[str | None], uses: bool) -> None:
+def test_a_checkpoint_says_which_weights_it_stands_for(
+    monitors: list[str | None], uses: bool
+) -> None:
     states: dict = {f"Own{number}": {"monitor": name} for number, name in enumerate(monitors)}
-    content = {"callbacks": {"EMA": {"w": torch.ones(1)}, "StepSeed": {}, **states}, "state_dict": {"model.w": 0}}
+    content = {
+        "callbacks": {"EMA": {"w": torch.ones(1)}, "StepSeed": {}, **states},
+        "state_dict": {"model.w": 0},
+    }
     assert ckpt.uses_average(content) is uses
     assert ckpt.chosen_weights(content, "x") == (content["callbacks"]["EMA"] if uses else {"w": 0})
     assert (ckpt.uses_average(content, True), ckpt.uses_average(content, False)) == (True, False)
@@ -87,7 +105,9 @@ def test_a_checkpoint_says_which_weights_it_stands_for(monitors: list[str | None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dtype: torch.dtype) -> None:
+def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(0)
     logits, labels = 3 * torch.randn(300, 128, 7), torch.randint(0, 7, (300, 128))
     metrics = EvalMetrics(7).to(dtype=dtype)
@@ -99,7 +119,9 @@ def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dty
 
 def test_answers_that_are_not_finite_have_no_figures(tmp_path: Path) -> None:
     """Neither a single one among others: the largest of NaN is the first class, which may be right."""
-    metrics = EvalMetrics(5, {"f1": "torchmetrics.classification:MulticlassF1Score"}, per_class=True)
+    metrics = EvalMetrics(
+        5, {"f1": "torchmetrics.classification:MulticlassF1Score"}, per_class=True
+    )
     logits = torch.eye(5)
     logits[0] = torch.nan
     metrics.update(logits, torch.arange(5))
@@ -107,7 +129,11 @@ def test_answers_that_are_not_finite_have_no_figures(tmp_path: Path) -> None:
     assert len(figures) == 5
     assert all(value.isnan() for value in figures.values())
     shares = metrics.by_class([*"abcde"])
-    assert (shares["acc1_macro"], {*shares["per_class"].values()}, shares["images"]) == (None, {None}, 5)
+    assert (shares["acc1_macro"], {*shares["per_class"].values()}, shares["images"]) == (
+        None,
+        {None},
+        5,
+    )
     net = module(lr=0.0, warmup_epochs=0)
     torch.nn.init.constant_(net.model.head.bias, torch.nan)
     best = BestCheckpoint(tmp_path)
@@ -137,7 +163,10 @@ OWN = f"{__name__}:Own"
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(7, 7), "the metric f1.macro fails: ValueError: it must compute one number, .*average='macro'"),
+        (
+            torch.zeros(7, 7),
+            "the metric f1.macro fails: ValueError: it must compute one number, .*average='macro'",
+        ),
         ("update", "the metric f1.macro fails: ValueError: no such luck at all"),
     ],
 )
@@ -163,7 +192,9 @@ def test_a_batch_in_which_no_image_counts_changes_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor([2])])
-def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_may_have_any_plain_name_and_give_any_number(
+    value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Own, "value", value)
     names = ("keys", "training", "f1-macro", "größe")
     metrics = module(metrics=dict.fromkeys(names, OWN)).new_metrics()
@@ -171,7 +202,11 @@ def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, mon
     found = metrics.compute("val")
     for name in names:
         number = found[f"val/{name}"]
-        assert (number.item(), number.shape, number.is_floating_point()) == (torch.as_tensor(value).item(), (), True)
+        assert (number.item(), number.shape, number.is_floating_point()) == (
+            torch.as_tensor(value).item(),
+            (),
+            True,
+        )
 
 
 @pytest.mark.parametrize(
@@ -189,8 +224,14 @@ def test_what_is_no_metric_is_refused_at_once(metrics: dict, message: str) -> No
 @pytest.mark.parametrize(
     ("metric", "own", "mode"),
     [
-        *((name, None, "min") for name in ("val/loss", "val_ema/loss", "val/focal_loss", "val/error_rate", "val/RMSE")),
-        *((name, None, "max") for name in ("val/acc1", "val_ema/acc5", "val/acc1_macro", "val/f1", "val/mAP")),
+        *(
+            (name, None, "min")
+            for name in ("val/loss", "val_ema/loss", "val/focal_loss", "val/error_rate", "val/RMSE")
+        ),
+        *(
+            (name, None, "max")
+            for name in ("val/acc1", "val_ema/acc5", "val/acc1_macro", "val/f1", "val/mAP")
+        ),
         *((name, None, None) for name in ("val/answer", "lr", "train/grad_norm", "val/f1_loss")),
         ("val/x", "torchmetrics.classification:MulticlassF1Score", "max"),
         ("val/error", "torchmetrics.classification:MulticlassAccuracy", "max"),
@@ -198,7 +239,9 @@ def test_what_is_no_metric_is_refused_at_once(metrics: dict, message: str) -> No
         ("val/x", OWN, None),
     ],
 )
-def test_the_best_value_of_a_metric_follows_from_the_metric(metric: str, own: str | None, mode: str | None) -> None:
+def test_the_best_value_of_a_metric_follows_from_the_metric(
+    metric: str, own: str | None, mode: str | None
+) -> None:
     paths = {metric.rpartition("/")[2]: own} if own else {}
     assert best_mode(metric, paths) == mode
     assert best_mode(metric, EvalMetrics(7, paths).own) == mode

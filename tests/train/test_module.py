@@ -9,7 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import slow
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -26,13 +30,17 @@ from cait.train.callbacks import EMA
 from cait.train.module import CaiTModule
 
 
-@pytest.mark.parametrize("network", [{}, dict(name="timm/test_resnet", fields=None)], ids=["CaiT", "BatchNorm"])
+@pytest.mark.parametrize(
+    "network", [{}, dict(name="timm/test_resnet", fields=None)], ids=["CaiT", "BatchNorm"]
+)
 def test_the_moving_average_is_timms(network: dict) -> None:
     ours = EMA(decay=0.9)
     reference: list[ModelEmaV3] = []
     steps = LambdaCallback(
         on_fit_start=lambda _, pl_module: reference.append(ModelEmaV3(pl_module.model, decay=0.9)),
-        on_train_batch_end=lambda *args: reference[0].update(args[1].model) if args[4] % 2 else None,
+        on_train_batch_end=lambda *args: (
+            reference[0].update(args[1].model) if args[4] % 2 else None
+        ),
     )
     net = module(lr=1e-2, warmup_epochs=0, **network)
     before = deepcopy(net.model.state_dict())
@@ -47,12 +55,18 @@ def test_the_moving_average_is_timms(network: dict) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
-    data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
+def test_true_precisions_train_and_score_the_data_modules_batches(
+    precision: str, digits_root: Path
+) -> None:
+    data = ImageNetDataModule(
+        root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1
+    )
     net = module(num_classes=10, lr=1e-3, warmup_epochs=0)
     limits: dict = dict(limit_train_batches=3, limit_val_batches=2, max_epochs=1)
     rates: list[float] = []
-    steps = LambdaCallback(on_before_optimizer_step=lambda *args: rates.append(args[2].param_groups[0]["lr"]))
+    steps = LambdaCallback(
+        on_before_optimizer_step=lambda *args: rates.append(args[2].param_groups[0]["lr"])
+    )
     fit = trainer(precision=precision, callbacks=[steps, ema := EMA(decay=0.5)], **limits)
     fit.fit(net, data)
     assert ema.average is not None
@@ -62,14 +76,18 @@ def test_true_precisions_train_and_score_the_data_modules_batches(precision: str
         assert 1 < fit.callback_metrics[name] < 5, name
     assert fit.callback_metrics["lr"].item() == pytest.approx(rates[-1], rel=1e-6)
     (probabilities, *_) = fit.predict(net, data)
-    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5
+    )
 
 
 def test_all_processes_score_the_statistics_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has counted its own images; the checkpoint has the average of process 0."""
     ema = EMA(decay=0.9)
     ema.average = nn.BatchNorm1d(2)
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.fill_(7 + source))
+    monkeypatch.setattr(
+        torch.distributed, "broadcast", lambda tensor, source: tensor.fill_(7 + source)
+    )
     ema.on_validation_start(SimpleNamespace(world_size=2), None)
     assert all((buffer == 7).all() for buffer in ema.average.buffers())
 
@@ -88,18 +106,26 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
         assert figures[name] == pytest.approx(expected[name].item(), rel=1e-6)
     assert figures["val/loss"] != pytest.approx(figures["val_ema/loss"], rel=1e-4)
     caplog.set_level("INFO")
-    trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
+    trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(
+        net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt"
+    )
     assert "the moving average in the checkpoint is given up" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015), (8, 99, 0.03)]
+    ("base", "accumulate", "peak"),
+    [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015), (8, 99, 0.03)],
 )
 @pytest.mark.parametrize("by_epoch", [False, True])
-def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float, by_epoch: bool) -> None:
+def test_the_peak_rate_follows_the_global_batch(
+    base: int | None, accumulate: int, peak: float, by_epoch: bool
+) -> None:
     net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
     how = dict(accumulate_grad_batches=accumulate)
-    fit = trainer(**dict(callbacks=[GradientAccumulationScheduler({0: accumulate})]) if by_epoch else how, max_epochs=1)
+    fit = trainer(
+        **dict(callbacks=[GradientAccumulationScheduler({0: accumulate})]) if by_epoch else how,
+        max_epochs=1,
+    )
     fit.fit(net, loader())
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
 
@@ -112,12 +138,19 @@ def test_a_rate_that_a_tuner_sets_holds_for_the_run(tmp_path: Path) -> None:
     assert net.hparams.lr != 0.01
     assert {group["lr"] for group in fit.optimizers[0].param_groups} == {net.hparams.lr}
     fit.save_checkpoint(tmp_path / "x.ckpt")
-    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]["lr"] == net.hparams.lr
+    assert (
+        torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]["lr"]
+        == net.hparams.lr
+    )
 
 
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end", ""])
 def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
-    sets = LambdaCallback(**{hook: lambda trainer, net, *_: net.hparams.update(lr=0.5)}) if hook else None
+    sets = (
+        LambdaCallback(**{hook: lambda trainer, net, *_: net.hparams.update(lr=0.5)})
+        if hook
+        else None
+    )
     fit = trainer(callbacks=[sets or LearningRateFinder(num_training_steps=40)])
     with pytest.raises(UserError, match=r"hparams\.lr became .* and give it as --model\.lr"):
         fit.fit(module(lr=0.013), loader(240), loader(4))  # a rate that the finder does not try
@@ -125,12 +158,19 @@ def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
 
 def test_every_nth_step_is_logged_with_its_own_figures(tmp_path: Path) -> None:
     figures, logger = [], CSVLogger(tmp_path)
-    steps = LambdaCallback(on_train_batch_end=lambda *args: figures.append(args[1].figures.tolist()))
-    trainer(max_epochs=1, logger=logger, log_every_n_steps=5, callbacks=[steps]).fit(module(), loader(48))
+    steps = LambdaCallback(
+        on_train_batch_end=lambda *args: figures.append(args[1].figures.tolist())
+    )
+    trainer(max_epochs=1, logger=logger, log_every_n_steps=5, callbacks=[steps]).fit(
+        module(), loader(48)
+    )
     with open(logger.experiment.metrics_file_path) as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]
     assert [int(row["step"]) for row in rows] == [4, 9]
-    assert [[float(row["train/loss"]), float(row["train/acc1"])] for row in rows] == [figures[4], figures[9]]
+    assert [[float(row["train/loss"]), float(row["train/acc1"])] for row in rows] == [
+        figures[4],
+        figures[9],
+    ]
 
 
 def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
@@ -139,7 +179,9 @@ def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
     steps, alone = [], []
 
     def look(found: list[list[torch.Tensor]]) -> None:
-        found.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
+        found.append(
+            [weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None]
+        )
 
     watch = LambdaCallback(on_before_optimizer_step=lambda *_: look(steps))
     trainer(max_epochs=1, callbacks=[watch], accumulate_grad_batches=4).fit(net, batches)
@@ -163,7 +205,10 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
         ckpt_path=tmp_path / "x.ckpt",
     )
     groups = again.optimizers[0].param_groups
-    assert [(group["weight_decay"], group["maximize"]) for group in groups] == [(0.0, False), (0.3, False)]
+    assert [(group["weight_decay"], group["maximize"]) for group in groups] == [
+        (0.0, False),
+        (0.3, False),
+    ]
     assert groups[0]["betas"] == (0.8, 0.99)
     assert groups[0]["initial_lr"] == 7e-3
     assert again.global_step == 24
@@ -186,7 +231,9 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
         trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
     with pytest.raises(UserError, match="another network"):
         trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
-    with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
+    with pytest.raises(
+        UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"
+    ):
         trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
@@ -220,7 +267,9 @@ class Endless(IterableDataset):
 
 def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
     guard = NonFiniteGuard(tmp_path, limit=3)
-    settings: dict = dict(max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard])  # and logs nothing
+    settings: dict = dict(
+        max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard]
+    )  # and logs nothing
     with pytest.raises(UserError, match="the warm-up counts epochs, and the loader has no length"):
         trainer(**settings).fit(module(), DataLoader(Endless(), 4))
     with pytest.raises(UserError, match="max_epochs"):
@@ -231,13 +280,17 @@ def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["fused AdamW", *slow("AdamW", "SGD")])
 @pytest.mark.parametrize("precision", ["32", "16-mixed", *slow("bf16-mixed", "bf16-true")])
-def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str, tmp_path: Path) -> None:
+def test_gradients_are_clipped_in_every_precision(
+    precision: str, optimizer: str, tmp_path: Path
+) -> None:
     """As the optimizer gets them, they are those that torch's own function clips."""
     got: list[torch.Tensor] = []
     expected: list[torch.Tensor] = []
 
     class Module(Chosen):
-        def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, **settings: object) -> None:
+        def configure_gradient_clipping(
+            self, optimizer: torch.optim.Optimizer, **settings: object
+        ) -> None:
             scale = self.gradient_scale(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
@@ -249,19 +302,28 @@ def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str
             expected.extend(p.grad for p in copies)
 
     net = Module(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
-    settings: dict = dict(gradient_clip_val=0.1, max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)])
+    settings: dict = dict(
+        gradient_clip_val=0.1, max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)]
+    )
     trainer(**settings, **precision_of(precision)).fit(net, loader(8))
     assert got
     for ours, reference in zip(got, expected, strict=True):
         torch.testing.assert_close(
-            ours, reference, rtol=1e-2 if precision == "bf16-true" else 1e-5, atol=1e-8, equal_nan=True
+            ours,
+            reference,
+            rtol=1e-2 if precision == "bf16-true" else 1e-5,
+            atol=1e-8,
+            equal_nan=True,
         )
 
 
 def test_a_subclass_keeps_the_loss_of_its_own_when_the_network_is_built_for_the_data() -> None:
     class Own(CaiTModule):
         def __init__(self) -> None:
-            super().__init__(num_classes=10, fields={"embed_dim": 24, "depth": 1, "num_heads": 2, "patch_size": 112})
+            super().__init__(
+                num_classes=10,
+                fields={"embed_dim": 24, "depth": 1, "num_heads": 2, "patch_size": 112},
+            )
             self.loss = torch.nn.CrossEntropyLoss(label_smoothing=0.5)
 
     own = Own()

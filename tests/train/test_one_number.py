@@ -60,10 +60,19 @@ def test_every_verb_answers_alike(
     decay: str, precision: str, metric: str | None, verbs: tuple[str, ...] | None, place: Path
 ) -> None:
     name = f"ema{decay}-{precision}-{metric}".replace("/", "-")
-    settings = ["--data.root=images", "--data.num_workers=0", "--data.batch_size=16", "--data.eval_batch_size=13"]
+    settings = [
+        "--data.root=images",
+        "--data.num_workers=0",
+        "--data.batch_size=16",
+        "--data.eval_batch_size=13",
+    ]
     settings += ["--trainer.max_epochs=3", "--model.lr=0.01", "--model.warmup_epochs=0"]
     settings += [f"--ema.decay={decay}"]
-    settings += [f"--trainer.precision={precision}", f"--run_name={name}", *[f"--best_metric={metric}"] * bool(metric)]
+    settings += [
+        f"--trainer.precision={precision}",
+        f"--run_name={name}",
+        *[f"--best_metric={metric}"] * bool(metric),
+    ]
     done = call(place, "fit", *SMALL, *settings)
     assert done.returncode == 0, done.stderr
     run = place / "logs" / name

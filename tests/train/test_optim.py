@@ -13,25 +13,43 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule, param_groups
+from cait.train.optim import (
+    Length,
+    OptimizerSettings,
+    ScheduleSettings,
+    WarmupSchedule,
+    param_groups,
+)
 
 
 def test_a_decay_of_0_keeps_the_groups() -> None:
     """A resumed run may change its decay; its optimizer's state is by group."""
-    assert [group["weight_decay"] for group in param_groups(cait.create_model("xxs24"), 0.0)] == [0.0, 0.0]
+    assert [group["weight_decay"] for group in param_groups(cait.create_model("xxs24"), 0.0)] == [
+        0.0,
+        0.0,
+    ]
 
 
 def small_net() -> nn.Module:
     torch.manual_seed(0)
-    return cait.create_model("xxs24", img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5).double()
+    return cait.create_model(
+        "xxs24", img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5
+    ).double()
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.8])
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("sgd", dict(momentum=0.8, nesterov=True)), ("muon", {}), ("lookahead_lion", {}), ("adamw", {})],
+    [
+        ("sgd", dict(momentum=0.8, nesterov=True)),
+        ("muon", {}),
+        ("lookahead_lion", {}),
+        ("adamw", {}),
+    ],
 )
-def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_decay: float | None) -> None:
+def test_a_step_is_that_of_timms_optimizer(
+    name: str, arguments: dict, layer_decay: float | None
+) -> None:
     weights = []
     for kind in ("ours", "timms"):
         net = small_net()
@@ -46,7 +64,9 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
             optimizer.step()
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-9)
-    assert not torch.allclose(weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5)
+    assert not torch.allclose(
+        weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5
+    )
 
 
 class TakesNoClosure(torch.optim.SGD):
@@ -62,18 +82,35 @@ class TakesNoClosure(torch.optim.SGD):
         ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
         ("builtins:dict", {}, "must return a torch.optim.Optimizer"),
         ("adahessian", {}, "needs second derivatives"),
-        (f"{__name__}:TakesNoClosure", {}, "TakesNoClosure: TypeError: got an unexpected keyword argument 'closure'"),
+        (
+            f"{__name__}:TakesNoClosure",
+            {},
+            "TakesNoClosure: TypeError: got an unexpected keyword argument 'closure'",
+        ),
     ],
 )
-def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
+def test_an_optimizer_that_is_none_is_refused_in_one_line(
+    name: str, arguments: dict, message: str
+) -> None:
     with pytest.raises(UserError, match=message) as error:
-        OptimizerSettings(name, arguments, weight_decay=0.0).build_optimizer(nn.Linear(2, 2), lr=1e-3)
+        OptimizerSettings(name, arguments, weight_decay=0.0).build_optimizer(
+            nn.Linear(2, 2), lr=1e-3
+        )
     assert "\n" not in str(error.value)
 
 
 def test_the_default_decay_is_the_papers_with_adamw_alone() -> None:
-    for name, given, taken in (("AdamW", None, 0.05), ("sgd", None, 0.0), ("adamw", 0.02, 0.02), ("lion", 0.02, 0.02)):
-        groups = OptimizerSettings(name, weight_decay=given).build_optimizer(small_net(), lr=1e-3).param_groups
+    for name, given, taken in (
+        ("AdamW", None, 0.05),
+        ("sgd", None, 0.0),
+        ("adamw", 0.02, 0.02),
+        ("lion", 0.02, 0.02),
+    ):
+        groups = (
+            OptimizerSettings(name, weight_decay=given)
+            .build_optimizer(small_net(), lr=1e-3)
+            .param_groups
+        )
         assert max(group["weight_decay"] for group in groups) == taken
 
 
@@ -81,15 +118,21 @@ def closed_form(step: int, warmup: int, total: int) -> float:
     peak, start, end = 1e-3, 1e-6, 1e-5
     if step < warmup:
         return start + (peak - start) * step / max(warmup - 1, 1)
-    return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
+    return (
+        end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
+    )
 
 
 def scheduled(warmup: int, total: int, **settings: object) -> tuple[torch.optim.Optimizer, object]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
-    return optimizer, WarmupSchedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
+    return optimizer, WarmupSchedule(
+        optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total)
+    )
 
 
-def rates(optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
+def rates(
+    optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, steps: int
+) -> list[float]:
     """The rate of each step, and the one after them."""
     taken = [optimizer.param_groups[-1]["lr"]]
     for _ in range(steps):
@@ -101,7 +144,8 @@ def rates(optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.L
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 @pytest.mark.parametrize(
-    ("warmup", "total"), [(0, 40), (1, 40), (2, 40), (5, 40), (39, 40), (40, 40), (200, 40), (0, 1), (1, 1), (5, 1)]
+    ("warmup", "total"),
+    [(0, 40), (1, 40), (2, 40), (5, 40), (39, 40), (40, 40), (200, 40), (0, 1), (1, 1), (5, 1)],
 )
 def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int, schedule: str) -> None:
     taken = rates(*scheduled(warmup, total, schedule=schedule), total)
@@ -158,5 +202,7 @@ def test_it_is_lightning_bolts_schedule(warmup: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pl_bolts.utils.stability", stability)
     theirs = runpy.run_path(str(file))["LinearWarmupCosineAnnealingLR"]
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1e-3)
-    expected = rates(optimizer, theirs(optimizer, warmup, 40, warmup_start_lr=1e-6, eta_min=1e-5), 40)
+    expected = rates(
+        optimizer, theirs(optimizer, warmup, 40, warmup_start_lr=1e-6, eta_min=1e-5), 40
+    )
     assert rates(*scheduled(warmup, 40), 40) == pytest.approx(expected, rel=1e-9)

@@ -26,7 +26,12 @@ from cait.errors import UserError
 from contrib.crossval import doubt, doubtful_page, verb
 
 pytest.importorskip("cait.extras.annotations")
-SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
+SHORT = [
+    *SMALL,
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--data.num_workers=0",
+]
 
 
 def images(root: Path) -> list[str]:
@@ -40,21 +45,32 @@ def test_the_best_score_of_a_fold_is_that_of_its_best_checkpoint(tmp_path: Path)
     runs = [tmp_path / f"fold-{fold}" for fold in range(2)]
     for run in runs:
         (run / "checkpoints").mkdir(parents=True)
-        (run / "config.yaml").write_text("{best_metric: val/mine, model: {name: xxs24}, data: {root: data}}\n")
+        (run / "config.yaml").write_text(
+            "{best_metric: val/mine, model: {name: xxs24}, data: {root: data}}\n"
+        )
         (run / "metrics.csv").write_text("epoch,step,val/mine\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
-        torch.save({"state_dict": {}, "global_step": 4, "callbacks": states}, run / "checkpoints/last.ckpt")
+        torch.save(
+            {"state_dict": {}, "global_step": 4, "callbacks": states}, run / "checkpoints/last.ckpt"
+        )
     verb._report(tmp_path, runs)
     with (tmp_path / "crossval.csv").open(newline="") as lines:
-        assert [[*row.values()] for row in csv.DictReader(lines)] == [["0", "2.0", "3.0"], ["1", "2.0", "3.0"]]
+        assert [[*row.values()] for row in csv.DictReader(lines)] == [
+            ["0", "2.0", "3.0"],
+            ["1", "2.0", "3.0"],
+        ]
 
 
 def test_images_that_change_between_the_folds_are_noticed(tmp_path: Path) -> None:
     runs = [tmp_path / f"fold-{fold}" for fold in range(3)]
     for run, held in zip(runs, ("ab", "cd", "eb"), strict=True):
         run.mkdir()
-        (run / "validation.csv").write_text("path,class\n" + "".join(f"{name}.png,x\n" for name in held))
+        (run / "validation.csv").write_text(
+            "path,class\n" + "".join(f"{name}.png,x\n" for name in held)
+        )
     verb._check_apart(runs[:2])
-    with pytest.raises(UserError, match=r"the images or labels have changed since .*fold-0 was trained"):
+    with pytest.raises(
+        UserError, match=r"the images or labels have changed since .*fold-0 was trained"
+    ):
         verb._check_apart(runs)
 
 
@@ -63,7 +79,9 @@ def test_the_interval_is_nadeau_and_bengios() -> None:
     error = math.sqrt((1 / 5 + 1 / 4) * statistics.variance(scores))
     low, high = verb.interval(scores)
     assert (low + high) / 2 == pytest.approx(statistics.mean(scores))
-    assert (high - low) / 2 == pytest.approx(2.7764451 * error)  # Student's t at .975 with four degrees of freedom
+    assert (high - low) / 2 == pytest.approx(
+        2.7764451 * error
+    )  # Student's t at .975 with four degrees of freedom
 
 
 def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path) -> None:
@@ -72,13 +90,17 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     draw = np.random.default_rng(0)
     probabilities = draw.dirichlet(np.ones(10), len(paths)).astype(np.float32)
     probabilities[np.arange(len(paths)), labels] += 1
-    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[[9, 0]]  # the network is sure of another class
+    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[
+        [9, 0]
+    ]  # the network is sure of another class
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     doubtful, seems = doubt.suspects(probabilities, np.array(labels))
     assert sorted(doubtful) == [3, 40]
     assert dict(zip(doubtful, seems, strict=True)) == {3: 9, 40: 0}
 
-    halves = [(paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))]
+    halves = [
+        (paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))
+    ]
     groups = {path: path[-5] for path in paths}
     rows = doubt.write(here, [str(digit) for digit in range(10)], halves, groups)
     assert [(row[0], row[3]) for row in rows] == [
@@ -89,7 +111,9 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
     assert [row["suggestion"] for row in table[2:]] == [""] * 58
     listed = open_source("data/digits", labels=str(here / doubt.DOUBTFUL)).images
-    assert {os.path.relpath(path, "data/digits"): listed.group(i) for i, (path, _) in enumerate(listed)} == groups
+    assert {
+        os.path.relpath(path, "data/digits"): listed.group(i) for i, (path, _) in enumerate(listed)
+    } == groups
 
     apart = [path for path in images(Path("data/digits")) if path not in paths][:5]
     tests = [(path, Path(path).parent.name) for path in apart]
@@ -103,14 +127,21 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     data = ImageNetDataModule(root=str(tmp_path), background="#ff0000")
     rows = []
     for number in range(doubtful_page.MOST + 3):
-        Image.new("RGBA", (400 + number, 200), (0, 0, 255, 0 if number == 1 else 255)).save(tmp_path / f"{number}.png")
+        Image.new("RGBA", (400 + number, 200), (0, 0, 255, 0 if number == 1 else 255)).save(
+            tmp_path / f"{number}.png"
+        )
         rows.append((f"{number}.png", "<owl>", f"{number / 1000:.4f}", "cat", "0.7500"))
     doubtful_page.write(tmp_path, rows, 5000, data)
     html = (tmp_path / doubtful_page.PAGE).read_text()
-    contents = [base64.b64decode(text) for text in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)]
+    contents = [
+        base64.b64decode(text) for text in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
+    ]
     shown = [Image.open(io.BytesIO(content)) for content in contents]
     assert [image.size for image in shown[:2]] == [(192, 96), (192, 96)]
-    assert [np.asarray(image).mean((0, 1)).argmax() for image in shown[:2]] == [2, 0]  # read as the run reads them
+    assert [np.asarray(image).mean((0, 1)).argmax() for image in shown[:2]] == [
+        2,
+        0,
+    ]  # read as the run reads them
     assert len(shown) == html.count("<figure>") == doubtful_page.MOST
     words = [
         "203 of 5,000 labels, the 200 most doubtful below",
@@ -138,7 +169,12 @@ def test_planes_are_shown_too(tmp_path: Path) -> None:
 
 def test_folds_train_as_many_epochs_as_the_first_has_planned(here: Path) -> None:
     pytest.importorskip("cait.extras.recipe")
-    words = ["--trainer.max_epochs=9", "--trainer.limit_train_batches=5", "--plan_minutes=1e-3", "--data.num_workers=0"]
+    words = [
+        "--trainer.max_epochs=9",
+        "--trainer.limit_train_batches=5",
+        "--plan_minutes=1e-3",
+        "--data.num_workers=0",
+    ]
     main(["fit", *SMALL, *words, "--run_name=planned"])
     assert verb._decided(Path("logs/planned")) == ["--plan_minutes=null", "--trainer.max_epochs=1"]
 
@@ -154,7 +190,9 @@ def test_what_is_doubtful_is_what_cleanlab_says() -> None:
     assert sorted(doubt.suspects(probabilities, labels)[0]) == np.flatnonzero(expected).tolist()
 
 
-def test_a_cross_validation_that_cannot_begin_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cross_validation_that_cannot_begin_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["crossval", "none", *SHORT, "--data.root=nowhere"])
     told = "the data folder nowhere does not exist; name yours with --data.root"
@@ -199,7 +237,9 @@ def test_a_cross_validation_goes_on_where_it_stopped(
     shown = capsys.readouterr().out
     assert "95% interval of the mean" in shown
     listed = int(re.search(r"(\d+) doubtful labels", shown)[1])  # type: ignore[index]
-    assert (here / "logs/cv/doubtful.html").read_text().count("<figure>") == min(listed, doubtful_page.MOST)
+    assert (here / "logs/cv/doubtful.html").read_text().count("<figure>") == min(
+        listed, doubtful_page.MOST
+    )
     with (here / "logs/cv/crossval.csv").open(newline="") as lines:
         table = list(csv.DictReader(lines))
     assert [row["fold"] for row in table] == ["0", "1"]

@@ -63,11 +63,22 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
         "background": "white",
     }
     for name, channels in (("few", 3), ("gray", 1)):
-        fields = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4, "in_chans": channels}
+        fields = {
+            "embed_dim": 32,
+            "depth": 1,
+            "num_heads": 2,
+            "patch_size": 4,
+            "in_chans": channels,
+        }
         data = package.ImageNetDataModule(**settings, in_chans=channels)
         normal = {"mean": data.settings.mean, "std": data.settings.std}
         module = package.CaiTModule("xxs24", 16, 10, fields=fields, **normal)
-        about = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
+        about = {
+            "pytorch-lightning_version": "2.6.6",
+            "global_step": 7,
+            "epoch": 0,
+            "state_dict": module.state_dict(),
+        }
         about["hyper_parameters"] = dict(module.hparams)
         about["ImageNetDataModule"] = data.state_dict()
         folder = place / "logs" / name
@@ -95,7 +106,9 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     asked, expected = [], []
     for number, (filter, fit) in enumerate(product(INTERPOLATIONS * 2, ("crop", "pad", "squash"))):
-        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7), (1, 30), (41, 40)][number % 7]
+        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7), (1, 30), (41, 40)][
+            number % 7
+        ]
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
@@ -103,23 +116,40 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         share = [1.0, 0.875, 0.9, 0.6][number % 4]
         normal = PIXELS if reading["in_chans"] == 3 else {"mean": [0.4], "std": [0.2]}
         size = [16, 15][number % 2]
-        how = Preprocessing(img_size=size, interpolation=filter, crop_pct=share, fit=fit, **reading, **normal)
+        how = Preprocessing(
+            img_size=size, interpolation=filter, crop_pct=share, fit=fit, **reading, **normal
+        )
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
-        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": values(how)})
+        asked.append(
+            {
+                "pixels": opaque.ravel().tolist(),
+                "width": width,
+                "height": height,
+                "how": values(how),
+            }
+        )
         expected.append((how, how.transform()(load_image(Image.fromarray(pixels), reading=how))))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
-    done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)
+    done = subprocess.run(
+        ["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     for got, (how, pixels) in zip(told["images"], expected, strict=True):
         side = pixels.shape[1]
-        assert torch.equal(torch.tensor(got["seen"]).view(side, side, 4)[..., :3].permute(2, 0, 1), pixels)
+        assert torch.equal(
+            torch.tensor(got["seen"]).view(side, side, 4)[..., :3].permute(2, 0, 1), pixels
+        )
         prepared = NormalizeAndErase(how.mean, how.std)(pixels.permute(1, 2, 0)[None])[0]
         assert torch.allclose(torch.tensor(got["input"]).view_as(prepared), prepared, atol=1e-6)
     scaled = (weights - weights.min()) / (weights.max() - weights.min())
-    resized = F.interpolate(scaled.view(1, 1, 4, 4), size=(32, 32), mode="bicubic", align_corners=False)
-    assert torch.allclose(torch.tensor(told["saliency"]).view(32, 32), resized[0, 0].clamp(0, 1), atol=1e-5)
+    resized = F.interpolate(
+        scaled.view(1, 1, 4, 4), size=(32, 32), mode="bicubic", align_corners=False
+    )
+    assert torch.allclose(
+        torch.tensor(told["saliency"]).view(32, 32), resized[0, 0].clamp(0, 1), atol=1e-5
+    )
 
 
 def runtime_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -144,7 +174,10 @@ def test_the_folder_holds_all_that_the_page_needs(
     told = capsys.readouterr().out
     folder = Path("logs/few/demo")
     server = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
-    assert told.splitlines()[-2:] == [f"open http://127.0.0.1:8000 after: {server}", str(folder / "index.html")]
+    assert told.splitlines()[-2:] == [
+        f"open http://127.0.0.1:8000 after: {server}",
+        str(folder / "index.html"),
+    ]
     assert {path.name for path in folder.iterdir()} == {
         *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json", "sample-images",
     }  # fmt: skip
@@ -158,20 +191,29 @@ def test_the_folder_holds_all_that_the_page_needs(
         "#ffffff",
     )
     assert "10 validation images are copied into the page; --samples 0 copies none" in told
-    assert about["samples"] == [{"file": f"sample-images/{digit}.png", "name": str(digit)} for digit in range(10)]
+    assert about["samples"] == [
+        {"file": f"sample-images/{digit}.png", "name": str(digit)} for digit in range(10)
+    ]
     facts = dict(about["facts"])
     assert facts["Model"].startswith("CaiT 1×32, 0.0 million parameters")
     assert facts["Weights"] == f"{(folder / 'model.onnx').stat().st_size / 1e6:.1f} MB, 32 bits"
 
     assert str(Path(verb.__file__).parents[2]).encode() not in (folder / "model.onnx").read_bytes()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
-    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == about["class_names"]
+    assert (
+        json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+        == about["class_names"]
+    )
     module = package.load("few")
     image = module.transform("data/digits/val/3/0045.png")
-    logits, saliency = map(torch.from_numpy, session.run(["logits", "saliency"], {"images": image[None].numpy()}))
+    logits, saliency = map(
+        torch.from_numpy, session.run(["logits", "saliency"], {"images": image[None].numpy()})
+    )
     with torch.no_grad():
         expected = module.model(image[None])
-        maps = module.model.maps(image[None]).class_attention[0]  # [1, h, T, T + s²], the class token first
+        maps = module.model.maps(image[None]).class_attention[
+            0
+        ]  # [1, h, T, T + s²], the class token first
     assert torch.allclose(logits, expected, atol=1e-4)
     assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=1e-5)
 
@@ -189,7 +231,11 @@ class Links(HTMLParser):
 
 
 def test_the_page_has_all_that_it_asks_for(
-    here: Path, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    served: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     runtime = runtime_of_ones_own(tmp_path, monkeypatch)
     main(["demo", "few", "--runtime", str(runtime), "--output", "my space"])
@@ -197,7 +243,9 @@ def test_the_page_has_all_that_it_asks_for(
     asked = ["index.html", *Links((folder / "index.html").read_text()).found]
     script = (folder / "app.js").read_text()
     asked += re.findall(r'(?:from |fetch\(|new URL\()"([^"]+)"', script)
-    asked += [sample["file"] for sample in json.loads((folder / "model.json").read_text())["samples"]]
+    asked += [
+        sample["file"] for sample in json.loads((folder / "model.json").read_text())["samples"]
+    ]
     base = f"{served}/my%20space/"
     for name in asked:
         address = urljoin(base, name)
@@ -210,12 +258,23 @@ def test_the_page_has_all_that_it_asks_for(
 
 
 def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main(["demo", "gray", "--runtime", str(runtime_of_ones_own(tmp_path, monkeypatch)), "--samples", "0"])
+    main(
+        [
+            "demo",
+            "gray",
+            "--runtime",
+            str(runtime_of_ones_own(tmp_path, monkeypatch)),
+            "--samples",
+            "0",
+        ]
+    )
     how = json.loads(Path("logs/gray/demo/model.json").read_text())["preprocessing"]
     assert (how["in_chans"], how["mean"], how["std"]) == (1, [0.458971], [0.225609])
     module = package.load("gray")
     image = module.transform("data/digits/val/3/0045.png")[None]
-    logits = onnxruntime.InferenceSession("logs/gray/demo/model.onnx").run(["logits"], {"images": image.numpy()})[0]
+    logits = onnxruntime.InferenceSession("logs/gray/demo/model.onnx").run(
+        ["logits"], {"images": image.numpy()}
+    )[0]
     with torch.no_grad():
         assert torch.allclose(torch.from_numpy(logits), module.model(image), atol=1e-4)
 
@@ -233,7 +292,12 @@ def test_the_copied_images_are_small_and_say_nothing_but_their_class(
         Image.new("RGB", (400, 200 + number), (80 * number, 0, 0)).save(place / "1.jpg", exif=exif)
         shutil.copytree(place, tmp_path / "photos/train" / name)
         (place / "0.jpg").write_text("no image")
-    how = [f"--data.root={tmp_path / 'photos'}", "--data.num_workers=0", "--data.batch_size=2", "--run_name=photos"]
+    how = [
+        f"--data.root={tmp_path / 'photos'}",
+        "--data.num_workers=0",
+        "--data.batch_size=2",
+        "--run_name=photos",
+    ]
     how += ["--data.max_bad_share=0.9", "--trainer.max_steps=1", "--trainer.devices=1"]
     main(["fit", *SMALL, *how])
     folder = Path("logs/photos/demo")
@@ -241,7 +305,9 @@ def test_the_copied_images_are_small_and_say_nothing_but_their_class(
     main(["demo", "photos", "--runtime", runtime, "--samples", "2"])
     (folder / "README.md").write_text("mine")
     about = json.loads((folder / "model.json").read_text())
-    assert about["samples"] == [{"file": f"sample-images/{index}.png", "name": "ab"[index]} for index in (0, 1)]
+    assert about["samples"] == [
+        {"file": f"sample-images/{index}.png", "name": "ab"[index]} for index in (0, 1)
+    ]
     for index in (0, 1):
         with Image.open(folder / f"sample-images/{index}.png") as copy:
             assert min(copy.size) == about["preprocessing"]["img_size"]
@@ -296,7 +362,10 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    if not (shutil.which("npm") or all((web_runtime._cache() / name).is_file() for name in web_runtime.FILES)):
+    if not (
+        shutil.which("npm")
+        or all((web_runtime._cache() / name).is_file() for name in web_runtime.FILES)
+    ):
         pytest.skip("npm fetches onnxruntime-web")
     with chromium.started(tmp_path / "browser") as browser:
         yield browser
@@ -343,7 +412,9 @@ class Page:
         self.browser.execute_script("document.body.removeAttribute('data-done')")
         chromium.drop(self.browser, path)
         self.wait.until(lambda page: page.execute_script(DONE))
-        assert self.script("document.body.dataset.done") == path.name, self.browser.execute_script(STATUS)
+        assert self.script("document.body.dataset.done") == path.name, self.browser.execute_script(
+            STATUS
+        )
         return {int(index): probability for index, probability in self.browser.execute_script(TOP)}
 
     def script(self, code: str) -> Any:
@@ -364,9 +435,14 @@ def test_a_page_opened_as_a_file_says_how_to_open_it(tmp_path: Path) -> None:
 def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
     """Images that a browser may read in another way than Pillow."""
     folder.mkdir()
-    paths = {name: folder / name for name in ("large.png", "clear.png", "turned.jpg", "gray.png", "palette.png")}
+    paths = {
+        name: folder / name
+        for name in ("large.png", "clear.png", "turned.jpg", "gray.png", "palette.png")
+    }
     photograph.save(paths["large.png"])
-    veil = Image.fromarray(np.tile(np.linspace(0, 255, photograph.width).astype(np.uint8), (photograph.height, 1)))
+    veil = Image.fromarray(
+        np.tile(np.linspace(0, 255, photograph.width).astype(np.uint8), (photograph.height, 1))
+    )
     clear = photograph.copy()
     clear.putalpha(veil)
     clear.save(paths["clear.png"])
@@ -411,12 +487,20 @@ def test_the_page_gives_what_predict_gives(
         shown = page.drop(path)
         expected = {best["index"]: best["probability"] for best in module.predict(path)}
         assert next(iter(shown)) == next(iter(expected))
-        differences = [abs(probability - expected[index]) for index, probability in shown.items() if index in expected]
+        differences = [
+            abs(probability - expected[index])
+            for index, probability in shown.items()
+            if index in expected
+        ]
         assert len(differences) == 5 or path.suffix != ".png"
-        limit = 1e-3 if path.suffix == ".png" else 5e-3  # another release of libjpeg may be in the browser
+        limit = (
+            1e-3 if path.suffix == ".png" else 5e-3
+        )  # another release of libjpeg may be in the browser
         assert max(differences) <= limit, path
         worst = max(worst, *differences)
-    assert page.script("document.getElementById('map').hidden && !document.getElementById('switch').hidden")
+    assert page.script(
+        "document.getElementById('map').hidden && !document.getElementById('switch').hidden"
+    )
     page.browser.find_element("id", "saliency").click()
     assert page.script("!document.getElementById('map').hidden")
     page.script("document.body.removeAttribute('data-done')")
@@ -426,7 +510,10 @@ def test_the_page_gives_what_predict_gives(
     page.wait.until(lambda _: page.script(f"(() => {{ {DONE} }})()"))
     assert page.script("document.body.dataset.done") == "True class 3"
     shown = {int(index): probability for index, probability in page.browser.execute_script(TOP)}
-    expected = {best["index"]: best["probability"] for best in module.predict("logs/digits/demo/sample-images/3.png")}
+    expected = {
+        best["index"]: best["probability"]
+        for best in module.predict("logs/digits/demo/sample-images/3.png")
+    }
     assert shown == pytest.approx(expected, abs=1e-3)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
@@ -444,4 +531,8 @@ def test_the_page_gives_what_predict_gives(
         "[...new Set(performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin))]"
     )
     assert [origin for origin in origins if origin != "null"] == [served]
-    assert [entry for entry in page.browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    assert [
+        entry
+        for entry in page.browser.get_log("browser")
+        if entry["level"] in ("SEVERE", "WARNING")
+    ] == []

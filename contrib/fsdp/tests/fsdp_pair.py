@@ -42,10 +42,14 @@ def loader() -> DataLoader:
     torch.manual_seed(0)
     images, labels = torch.randn(4 * BATCHES, 3, 8, 8), torch.randint(0, 7, (4 * BATCHES,))
     images[21, 0, 0, 0] = float("nan")
-    return DataLoader(Subset(TensorDataset(images, labels), range(RANK, len(images), 2)), batch_size=2)
+    return DataLoader(
+        Subset(TensorDataset(images, labels), range(RANK, len(images), 2)), batch_size=2
+    )
 
 
-def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | None = None) -> dict[str, Any]:
+def fit(
+    name: str, strategy: str, settings: dict, trainers: dict, start: str | None = None
+) -> dict[str, Any]:
     seed_everything(0, verbose=False)
     fields = FIELDS | {"depth": 1} | settings.get("fields", {})
     net = module(lr=1e-2, warmup_epochs=0, drop_path_rate=0.2, **(settings | {"fields": fields}))
@@ -55,13 +59,22 @@ def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | N
         devices=2,
         use_distributed_sampler=False,
         plugins=[DurableCheckpointIO()],
-        callbacks=[LastCheckpoint(Path(name)), StepSeed(0), EMA(0.9), NonFiniteGuard(Path(name), 5), losses],
+        callbacks=[
+            LastCheckpoint(Path(name)),
+            StepSeed(0),
+            EMA(0.9),
+            NonFiniteGuard(Path(name), 5),
+            losses,
+        ],
         **({"gradient_clip_val": 0.5} | trainers),
     )
     fitted.fit(net, loader(), ckpt_path=start)
     groups = fitted.optimizers[0].param_groups
     decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
-    return {"losses": losses.found, "decay": {key: decay[id(weight)] for key, weight in net.model.named_parameters()}}
+    return {
+        "losses": losses.found,
+        "decay": {key: decay[id(weight)] for key, weight in net.model.named_parameters()},
+    }
 
 
 class Tied(nn.Module):

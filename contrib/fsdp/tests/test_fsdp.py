@@ -20,7 +20,10 @@ from cait.errors import UserError
 from cait.run import rundir
 from contrib.fsdp.strategy import FullyShardedStrategy
 
-FSDP = ["--trainer.devices=2", "--trainer.strategy.class_path=contrib.fsdp.strategy.FullyShardedStrategy"]
+FSDP = [
+    "--trainer.devices=2",
+    "--trainer.strategy.class_path=contrib.fsdp.strategy.FullyShardedStrategy",
+]
 RECIPE = [
     *SMALL,
     *FSDP,
@@ -45,7 +48,8 @@ def pair(folder: Path, settings: dict | None = None, trainers: dict | None = Non
                 json.dumps(trainers or {}),
             ],
             cwd=folder,
-            env=environment() | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            env=environment()
+            | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -81,7 +85,9 @@ def differences(ours: dict, theirs: dict) -> dict[str, float]:
     found = {}
     parts = ("state_dict", "optimizer_states", "loops", "lr_schedulers")
     sides = [
-        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": ckpt.average(side)})[0]
+        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": ckpt.average(side)})[
+            0
+        ]
         for side in (ours, theirs)
     ]
     biases = {i for i, name in enumerate(_trained(theirs)) if name.endswith("attn.k.bias")}
@@ -102,7 +108,11 @@ def differences(ours: dict, theirs: dict) -> dict[str, float]:
 def _trained(checkpoint: dict) -> list[str]:
     """The names of the parameters in the order of the optimizer's: those without weight decay come first."""
     state = ckpt.weights(checkpoint)
-    plain = {name for name, weight in state.items() if weight.ndim <= 1 or name in ("pos_embed", "cls_token")}
+    plain = {
+        name
+        for name, weight in state.items()
+        if weight.ndim <= 1 or name in ("pos_embed", "cls_token")
+    }
     return [name for name in state if name in plain] + [name for name in state if name not in plain]
 
 
@@ -112,7 +122,10 @@ def test_two_processes_train_as_with_ddp(both: tuple[Path, list[dict]]) -> None:
         assert len(each["fsdp"]["losses"]) == 50
         assert each["fsdp"]["losses"] == pytest.approx(each["ddp"]["losses"], abs=1e-5, nan_ok=True)
         assert each["fsdp"]["decay"] == each["ddp"]["decay"]
-    assert [sum(loss != loss for loss in each["fsdp"]["losses"]) for each in found] == [0, 2]  # both were skipped
+    assert [sum(loss != loss for loss in each["fsdp"]["losses"]) for each in found] == [
+        0,
+        2,
+    ]  # both were skipped
     assert found[0]["fsdp"]["decay"]["blocks.0.gamma_1"] == 0
     assert found[0]["fsdp"]["decay"]["blocks.0.attn.qkv.weight"] > 0
     ours, theirs = checkpoint(folder, "fsdp"), checkpoint(folder, "ddp")
@@ -124,13 +137,19 @@ def test_checkpoints_load_both_ways(both: tuple[Path, list[dict]]) -> None:
     folder, found = both
     for name, first in (("ddp-to-fsdp", "ddp"), ("fsdp-to-ddp", "fsdp")):
         for each in found:
-            assert each[name]["losses"] == pytest.approx(each[first]["losses"][25:], abs=1e-5, nan_ok=True)
-        assert max(differences(checkpoint(folder, name), checkpoint(folder, first)).values()) <= 1e-6
+            assert each[name]["losses"] == pytest.approx(
+                each[first]["losses"][25:], abs=1e-5, nan_ok=True
+            )
+        assert (
+            max(differences(checkpoint(folder, name), checkpoint(folder, first)).values()) <= 1e-6
+        )
 
 
 def test_a_resumed_run_ends_with_the_same_bits(both: tuple[Path, list[dict]]) -> None:
     folder, found = both
-    assert max(differences(checkpoint(folder, "fsdp-again"), checkpoint(folder, "fsdp")).values()) == 0
+    assert (
+        max(differences(checkpoint(folder, "fsdp-again"), checkpoint(folder, "fsdp")).values()) == 0
+    )
     for each in found:
         assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
 
@@ -156,7 +175,9 @@ def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -
     assert "Tied fails on images of [3, 8, 8]" in said["tied"]
     assert "the network cannot be sharded" in said["scaled"]
     assert "take another --model.optimizer" in said["adafactor"]
-    assert re.match("fsdp2 cannot run this step: .*; take another --model.optimizer", said["adamuon"])
+    assert re.match(
+        "fsdp2 cannot run this step: .*; take another --model.optimizer", said["adamuon"]
+    )
     assert "\n" not in said["adamuon"]
     assert "they have 3 to 4 batches" in said["uneven"]
 
@@ -172,20 +193,38 @@ CHECKPOINTED = dict(grad_checkpointing=True)
         (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
         (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
         (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
-        (dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)), {}, 1e-3),  # rows that no two share evenly
+        (
+            dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)),
+            {},
+            1e-3,
+        ),  # rows that no two share evenly
     ],
-    ids=["checkpointing and accumulation", "compiled and clipped by value", "lamb and batch norms", "bf16", "muon"],
+    ids=[
+        "checkpointing and accumulation",
+        "compiled and clipped by value",
+        "lamb and batch norms",
+        "bf16",
+        "muon",
+    ],
 )
-def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolerance: float, tmp_path: Path) -> None:
+def test_other_settings_train_as_with_ddp(
+    settings: dict, trainers: dict, tolerance: float, tmp_path: Path
+) -> None:
     found = pair(tmp_path, settings, trainers)
     for each in found:
         for name in ("ddp-to-fsdp", "fsdp-to-ddp", "fsdp"):
             losses = each[name]["losses"]
-            assert losses == pytest.approx(each["ddp"]["losses"][-len(losses) :], abs=tolerance, nan_ok=True), name
+            assert losses == pytest.approx(
+                each["ddp"]["losses"][-len(losses) :], abs=tolerance, nan_ok=True
+            ), name
         assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
         assert each["fsdp"]["decay"] == each["ddp"]["decay"]
     ours = checkpoint(tmp_path, "fsdp")
-    assert all(weight.dtype == torch.float32 for weight in ckpt.weights(ours).values() if weight.is_floating_point())
+    assert all(
+        weight.dtype == torch.float32
+        for weight in ckpt.weights(ours).values()
+        if weight.is_floating_point()
+    )
     assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
 
 
@@ -196,14 +235,18 @@ def whole(place: Path) -> Path:
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    found = differences(*(ckpt.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs)))
+    found = differences(
+        *(ckpt.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs))
+    )
     assert max(found.values()) == 0
     assert rows(ours) == rows(theirs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_stopped_goes_on(signum: int, cait: Cait, tmp_path: Path, whole: Path) -> None:
+def test_a_run_that_is_stopped_goes_on(
+    signum: int, cait: Cait, tmp_path: Path, whole: Path
+) -> None:
     folder = tmp_path / "logs/cut"
     job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
     wait_for_steps(folder, 30, job)
@@ -242,7 +285,12 @@ def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -
     ):
         done = cait(*verb)
         assert done.returncode == 0, (verb, done.stderr)
-    fresh = ["fit", *SMALL, "--trainer.max_steps=1", "--model.weights=logs/sharded/checkpoints/last.ckpt"]
+    fresh = [
+        "fit",
+        *SMALL,
+        "--trainer.max_steps=1",
+        "--model.weights=logs/sharded/checkpoints/last.ckpt",
+    ]
     done = cait(*fresh)
     assert done.returncode == 0, done.stderr
     assert "weights from logs/sharded/checkpoints/last.ckpt" in done.stdout + done.stderr

@@ -25,7 +25,9 @@ pytest.importorskip("triton", reason="Triton is not on this platform")
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if CUDA else "cpu"
-runs = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
+runs = pytest.mark.skipif(
+    not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process"
+)
 on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
 # Few shapes, because the interpreter takes seconds for each. It has no products of bfloat16.
@@ -41,7 +43,9 @@ FEW = [
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested here, not in another process")
+@pytest.mark.skipif(
+    CUDA or INTERPRETED, reason="the kernels are tested here, not in another process"
+)
 def test_the_kernels_under_the_interpreter(pytestconfig: pytest.Config) -> None:
     # `make test-kernel` has the models' own shapes
     command = [sys.executable, "-m", "pytest", __file__, "-m", pytestconfig.option.markexpr]
@@ -62,7 +66,10 @@ case = partial(attention_case, batch=1)  # the interpreter is slow
 
 
 def errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
-    return [((a.double() - b).norm() / b.norm().clamp(min=1)).item() for a, b in zip(got, exact, strict=True)]
+    return [
+        ((a.double() - b).norm() / b.norm().clamp(min=1)).item()
+        for a, b in zip(got, exact, strict=True)
+    ]
 
 
 def no_less_exact(given: list[Tensor]) -> str:
@@ -70,7 +77,9 @@ def no_less_exact(given: list[Tensor]) -> str:
     exact = attention_results([tensor.double() for tensor in given], "reference")
     fused, plain = attention_results(given, "fused"), attention_results(given, "reference")
     for tensors in (fused, plain, exact):
-        bias_l = tensors.pop(3)  # it cancels in the softmax: what the reference has there is rounding
+        bias_l = tensors.pop(
+            3
+        )  # it cancels in the softmax: what the reference has there is rounding
         if tensors is fused:
             assert not bias_l.any()
     # The maps are rounded at most where the reference rounds them, so fused loses as much as the reference, give or
@@ -83,14 +92,18 @@ def no_less_exact(given: list[Tensor]) -> str:
 
 @runs
 @pytest.mark.parametrize(("heads", "N", "dtype"), FEW)
-def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype, tiles_as_compiled: None) -> None:
+def test_no_less_exact_than_the_reference(
+    heads: int, N: int, dtype: torch.dtype, tiles_as_compiled: None
+) -> None:
     no_less_exact(case(heads, N, dtype, batch=2 if heads < 4 else 1))
 
 
 @runs
 @pytest.mark.kernel
 @pytest.mark.parametrize(("heads", "N"), MODELS)
-def test_no_less_exact_at_the_models_own_shapes(heads: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_less_exact_at_the_models_own_shapes(
+    heads: int, N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contrib.fused import attention
 
     if INTERPRETED:  # fewer programs and chunks, so less time
@@ -114,7 +127,9 @@ def test_several_tiles_a_program(monkeypatch: pytest.MonkeyPatch, tiles_as_compi
     from contrib.fused import attention
 
     monkeypatch.setattr(attention, "PROGRAMS", 3)
-    given = case(6, 13, torch.float32, k=8, batch=2)  # 13 tiles: 5, 5 and 3, the last of them by half
+    given = case(
+        6, 13, torch.float32, k=8, batch=2
+    )  # 13 tiles: 5, 5 and 3, the last of them by half
     assert attention.turns(given[0].new_empty(12, 13, 16), 6) == (3, 5)
     no_less_exact(given)
 
@@ -129,7 +144,9 @@ def test_float32_by_truncated_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
         return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-        (a, rest_a), (b, rest_b) = ((high(x), high(x - high(x))) for x in (a.data.copy(), b.data.copy()))
+        (a, rest_a), (b, rest_b) = (
+            (high(x), high(x - high(x))) for x in (a.data.copy(), b.data.copy())
+        )
         return interpreter.TensorHandle(a @ rest_b + rest_a @ b + a @ b + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
@@ -143,7 +160,10 @@ def test_any_width_and_any_layout(k: int) -> None:
     no_less_exact(given)
     expected = attention_results(given, "fused")
     wide = torch.zeros(2, 25, 3, 4, k + 3, device=DEVICE)
-    for view in (wide[:, 2:22, :, :, 1:-2], torch.zeros(20, 2, 3, 4, k, device=DEVICE).transpose(0, 1)):
+    for view in (
+        wide[:, 2:22, :, :, 1:-2],
+        torch.zeros(20, 2, 3, 4, k, device=DEVICE).transpose(0, 1),
+    ):
         view.copy_(given[0])
         torch.testing.assert_close(fused_output(view, given), expected[0], rtol=0, atol=0)
 
@@ -155,18 +175,24 @@ def fused_output(qkv: Tensor, given: list[Tensor]) -> Tensor:
 
 
 @runs
-@pytest.mark.parametrize("factor", [12, 100])  # scores of hundreds; q·k beyond float16, scale · q·k within
+@pytest.mark.parametrize(
+    "factor", [12, 100]
+)  # scores of hundreds; q·k beyond float16, scale · q·k within
 def test_scores_far_from_zero(factor: int) -> None:
     given = case(4, 40, torch.float16)
     given[0][:, :, :2] *= factor
     no_less_exact(given)
-    given[0][:, :, 0] = 30  # and all of a row far below 0, where what lies beyond the last key would win
+    given[0][:, :, 0] = (
+        30  # and all of a row far below 0, where what lies beyond the last key would win
+    )
     given[0][:, :, 1] = -30
     assert all(tensor.isfinite().all() for tensor in attention_results(given, "fused"))
 
 
 def the_same_bits_twice(given: list[Tensor]) -> None:
-    for first, second in zip(attention_results(given, "fused"), attention_results(given, "fused"), strict=True):
+    for first, second in zip(
+        attention_results(given, "fused"), attention_results(given, "fused"), strict=True
+    ):
         assert torch.equal(first, second)
 
 
@@ -224,16 +250,22 @@ def test_a_network_with_it_compiled_checkpointed_and_plain(autocast: bool) -> No
         again = torch.nn.Sequential(model)
         for call in (compiled, lambda images: checkpoint(again, images, use_reentrant=False)):
             for ours, reference in zip(step(model, images, call), expected, strict=True):
-                torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-4 if autocast else 1e-6)
+                torch.testing.assert_close(
+                    ours, reference, rtol=1e-3, atol=1e-4 if autocast else 1e-6
+                )
 
 
 @runs
 def test_no_map_is_kept() -> None:
     kept = []
     qkv, *parameters, _ = case(2, 100, torch.float32, k=16)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.numel()) or x, lambda x: x
+    ):
         fused_output(qkv.requires_grad_(), [qkv, *parameters])
-    assert qkv.numel() <= max(kept) <= qkv.numel() * 112 / 100  # rows are padded to a multiple of 16
+    assert (
+        qkv.numel() <= max(kept) <= qkv.numel() * 112 / 100
+    )  # rows are padded to a multiple of 16
 
 
 @pytest.mark.parametrize(
@@ -242,7 +274,11 @@ def test_no_map_is_kept() -> None:
         (4, 48, torch.float64, "bfloat16, float16 or float32, not float64"),
         (17, 8, torch.float32, "16 heads"),
         pytest.param(
-            4, 48, torch.float32, "CUDA", marks=pytest.mark.skipif(CUDA or INTERPRETED, reason="there it runs")
+            4,
+            48,
+            torch.float32,
+            "CUDA",
+            marks=pytest.mark.skipif(CUDA or INTERPRETED, reason="there it runs"),
         ),
     ],
 )
@@ -264,7 +300,9 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(("name", "N"), [("forward", 576), ("backward", 197), ("backward", 576)])
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(
+    name: str, N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(REPO / "benchmarks")
     from kernel import compiled
 

@@ -32,7 +32,9 @@ def folded(network: nn.Module, portable: bool) -> nn.Module:
 
 
 @torch.no_grad()
-def assert_same_logits(found: nn.Module, expected: nn.Module, channels: int = 3, dtype: Any = torch.float32) -> None:
+def assert_same_logits(
+    found: nn.Module, expected: nn.Module, channels: int = 3, dtype: Any = torch.float32
+) -> None:
     images = torch.randn(3, channels, 32, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
     logits: Tensor = expected.eval()(images)
     assert logits.std() > 0.05
@@ -60,9 +62,17 @@ def test_every_form_keeps_its_logits(form: str, portable: bool) -> None:
     network = random_network(**fields)
     found = folded(network, portable)
     assert_same_logits(found, network, fields.get("in_chans", 3))
-    scales = [part for part in found.modules() if isinstance(part, nn.LayerNorm) and part.elementwise_affine]
+    scales = [
+        part
+        for part in found.modules()
+        if isinstance(part, nn.LayerNorm) and part.elementwise_affine
+    ]
     assert not scales
-    assert not [name for name in found.state_dict() if "gamma" in name or ("bias_" in name and "bias_w" not in name)]
+    assert not [
+        name
+        for name in found.state_dict()
+        if "gamma" in name or ("bias_" in name and "bias_w" not in name)
+    ]
 
 
 def test_a_batch_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +123,8 @@ def test_an_exported_network_has_fewer_operations(tmp_path: Path) -> None:
     network = random_network(depth=2, **SMALL)
     fewer, whole = (folded(network, True), network.eval())
     counts = [
-        len(torch.export.export(each, **example((3, 32, 32)), strict=False).graph.nodes) for each in (fewer, whole)
+        len(torch.export.export(each, **example((3, 32, 32)), strict=False).graph.nodes)
+        for each in (fewer, whole)
     ]
     assert counts[0] < counts[1]
     export(fewer, tmp_path / "model.pt2", "torch_export", input_shape=(3, 32, 32))

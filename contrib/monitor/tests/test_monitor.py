@@ -58,21 +58,30 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def flat(model: CaiT, prefixes: tuple[str, ...], gradient: bool = False) -> Tensor:
     chosen = [weight for name, weight in model.named_parameters() if name.startswith(prefixes)]
     assert chosen
-    return torch.cat([(weight.grad if gradient else weight).detach().flatten() for weight in chosen]).double()
+    return torch.cat(
+        [(weight.grad if gradient else weight).detach().flatten() for weight in chosen]
+    ).double()
 
 
 def prefixes(model: CaiT) -> dict[tuple[int, str], tuple[str, ...]]:
     """The names of each branch's weights."""
     found = {}
-    for kind, parts, first in (("blocks", ("sa", "ffn"), 1), ("blocks_token_only", ("ca", "ca_ffn"), 3)):
+    for kind, parts, first in (
+        ("blocks", ("sa", "ffn"), 1),
+        ("blocks_token_only", ("ca", "ca_ffn"), 3),
+    ):
         for i in range(2):
-            for number, (part, layer) in enumerate(zip(parts, ("attn", "mlp"), strict=True), start=1):
+            for number, (part, layer) in enumerate(
+                zip(parts, ("attn", "mlp"), strict=True), start=1
+            ):
                 names = (f"gamma_{number}", f"norm{number}.", f"{layer}.")
                 found[first + i, part] = tuple(f"{kind}.{i}.{name}" for name in names)
     return found
 
 
-def gradients(model: CaiT, images: Tensor, targets: Tensor, smoothing: float, factor: float) -> list[Tensor]:
+def gradients(
+    model: CaiT, images: Tensor, targets: Tensor, smoothing: float, factor: float
+) -> list[Tensor]:
     """Add those of a batch to the weights'; return those of the tokens that enter each block, [B, ...] each."""
     x = model.patch_embed(images) + model.pos_embed
     entering = []
@@ -87,7 +96,9 @@ def gradients(model: CaiT, images: Tensor, targets: Tensor, smoothing: float, fa
         cls = block(x, cls)
     tokens = torch.cat((cls, x), dim=1)
     batch_norm = isinstance(model.norm, torch.nn.BatchNorm1d)
-    tokens = model.norm(tokens.transpose(1, 2)).transpose(1, 2) if batch_norm else model.norm(tokens)
+    tokens = (
+        model.norm(tokens.transpose(1, 2)).transpose(1, 2) if batch_norm else model.norm(tokens)
+    )
     logits = model.head(tokens[:, 0]).float()
     (factor * cross_entropy(logits, targets, label_smoothing=smoothing)).backward()
     return [tokens.grad.detach() for tokens in entering]
@@ -98,7 +109,9 @@ def branches(model: CaiT, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     """γ·f(x) and x of each branch, every one computed by hand in evaluation mode."""
     found = []
 
-    def branch(x: Tensor, f: torch.nn.Module, norm: torch.nn.Module, gamma: Tensor | None, tokens: Tensor) -> Tensor:
+    def branch(
+        x: Tensor, f: torch.nn.Module, norm: torch.nn.Module, gamma: Tensor | None, tokens: Tensor
+    ) -> Tensor:
         if isinstance(norm, torch.nn.BatchNorm1d):  # on the statistics of the batch
             mean, variance = tokens.mean(dim=(0, 1)), tokens.var(dim=(0, 1), unbiased=False)
             normed = (tokens - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias
@@ -120,11 +133,18 @@ def branches(model: CaiT, images: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def expected(
-    model: CaiT, folder: Path, step: int, accumulated: int = 1, smoothing: float = 0.1, precision: str = "32"
+    model: CaiT,
+    folder: Path,
+    step: int,
+    accumulated: int = 1,
+    smoothing: float = 0.1,
+    precision: str = "32",
 ) -> Figures:
     """The figures of a step, from what `StepRecorder` wrote of it."""
     scale = 2.0**16 if precision == "16-mixed" else 1.0
-    autocast = torch.autocast("cpu", torch.float16 if "16-m" in precision[:4] else torch.bfloat16, precision != "32")
+    autocast = torch.autocast(
+        "cpu", torch.float16 if "16-m" in precision[:4] else torch.bfloat16, precision != "32"
+    )
     processes = len(list(folder.glob("*-0.pt")))
     found: Figures = {}
     model = deepcopy(model).train()
@@ -141,7 +161,9 @@ def expected(
             torch.set_rng_state(record["generator"])
             with autocast:  # anew: it keeps what it has cast, and above that was without gradients
                 factor = scale / accumulated / processes
-                entering = gradients(model.train(), record["images"], record["targets"], smoothing, factor)
+                entering = gradients(
+                    model.train(), record["images"], record["targets"], smoothing, factor
+                )
             squares += torch.tensor([(x.double() / scale).square().sum() for x in entering])
     before = deepcopy(model)
     for weight in model.parameters():
@@ -149,7 +171,9 @@ def expected(
     of_step = {key: flat(model, names, gradient=True) for key, names in prefixes(model).items()}
     model.load_state_dict(record["after"])
     count = processes * accumulated
-    ratios, mean_squares = (torch.stack(each).view(count, 8).mean(dim=0) for each in (ratios, mean_squares))
+    ratios, mean_squares = (
+        torch.stack(each).view(count, 8).mean(dim=0) for each in (ratios, mean_squares)
+    )
     for i, (key, names) in enumerate(prefixes(model).items()):
         gradient, weights = of_step[key], flat(before, names)
         update = flat(model, names) - weights
@@ -172,7 +196,9 @@ def expected(
 
 def close(value: float, rel: float = 1e-6, name: str = "") -> object:
     # The rounding of a cosine is that of 1, however near to 0 it is: processors differ by so much.
-    return pytest.approx(value, rel=rel, abs=2 * torch.finfo(torch.float32).eps if "cosine" in name else 1e-12)
+    return pytest.approx(
+        value, rel=rel, abs=2 * torch.finfo(torch.float32).eps if "cosine" in name else 1e-12
+    )
 
 
 CASES = {
@@ -202,7 +228,9 @@ def test_figures_are_those_of_plain_pytorch(case: str, tmp_path: Path) -> None:
         pytest.importorskip("cait.extras.paper")
     settings = dict(CASES[case])
     accumulated, precision = settings.pop("accumulated", 1), settings.pop("precision", "32")
-    net = module(**settings | dict(lr=1e-2, warmup_epochs=0, fields=FIELDS | settings.get("fields", {})))
+    net = module(
+        **settings | dict(lr=1e-2, warmup_epochs=0, fields=FIELDS | settings.get("fields", {}))
+    )
     fit = trainer(
         callbacks=[Monitor(3), StepRecorder(str(tmp_path / "steps"))],
         default_root_dir=tmp_path,
@@ -232,10 +260,15 @@ def test_a_watched_run_keeps_its_bits(mode: str, precision: str, tmp_path: Path)
     for watched in (False, True):
         torch.manual_seed(0)
         net = module(
-            lr=1e-2, warmup_epochs=0, drop_path_rate=0.4, fields=FIELDS | dict(drop_path_mode=mode, norm="batchnorm")
+            lr=1e-2,
+            warmup_epochs=0,
+            drop_path_rate=0.4,
+            fields=FIELDS | dict(drop_path_mode=mode, norm="batchnorm"),
         )
         callbacks = [StepSeed(0), *([Monitor(2)] if watched else [])]
-        fit = trainer(callbacks=callbacks, default_root_dir=tmp_path, precision=precision, max_epochs=1)
+        fit = trainer(
+            callbacks=callbacks, default_root_dir=tmp_path, precision=precision, max_epochs=1
+        )
         fit.fit(net, loader())
         ends.append((net.model.state_dict(), fit.optimizers[0].state_dict()["state"]))
         assert not any(block._forward_pre_hooks for block in net.model.blocks)
@@ -244,15 +277,25 @@ def test_a_watched_run_keeps_its_bits(mode: str, precision: str, tmp_path: Path)
     assert sorted(figures(tmp_path)) == [1, 3, 5]
 
 
-def test_a_run_resumed_after_any_step_writes_the_same_file(tmp_path: Path, digits_root: Path) -> None:
+def test_a_run_resumed_after_any_step_writes_the_same_file(
+    tmp_path: Path, digits_root: Path
+) -> None:
     def fit(folder: Path, resumed: Path | None = None) -> None:
         save = LambdaCallback(
-            on_train_batch_end=lambda *args: args[0].save_checkpoint(folder / f"{args[0].global_step}.ckpt")
+            on_train_batch_end=lambda *args: args[0].save_checkpoint(
+                folder / f"{args[0].global_step}.ckpt"
+            )
         )
-        data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
-        settings = dict(default_root_dir=folder, max_epochs=2, limit_train_batches=4, limit_val_batches=0)
+        data = ImageNetDataModule(
+            root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1
+        )
+        settings = dict(
+            default_root_dir=folder, max_epochs=2, limit_train_batches=4, limit_val_batches=0
+        )
         net = module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.4)
-        trainer(callbacks=[StepSeed(0), Monitor(3), save], **settings).fit(net, data, ckpt_path=resumed)
+        trainer(callbacks=[StepSeed(0), Monitor(3), save], **settings).fit(
+            net, data, ckpt_path=resumed
+        )
 
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -263,14 +306,18 @@ def test_a_run_resumed_after_any_step_writes_the_same_file(tmp_path: Path, digit
         cut = tmp_path / f"cut-{step}"
         cut.mkdir()
         # The run went on a little after the checkpoint, and the kill tore a row.
-        (cut / "monitor.csv").write_text((whole / "monitor.csv").read_text() + "\0\0,1,sa\n8,1,sa,grad_no")
+        (cut / "monitor.csv").write_text(
+            (whole / "monitor.csv").read_text() + "\0\0,1,sa\n8,1,sa,grad_no"
+        )
         fit(cut, whole / f"{step}.ckpt")
         assert (cut / "monitor.csv").read_text() == (whole / "monitor.csv").read_text(), step
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("optimizer", ["fused AdamW", "SGD"])
-def test_a_step_that_is_skipped_has_no_gradient_to_show(optimizer: str, guarded: bool, tmp_path: Path) -> None:
+def test_a_step_that_is_skipped_has_no_gradient_to_show(
+    optimizer: str, guarded: bool, tmp_path: Path
+) -> None:
     def spoil(fit: object, net: CaiTModule) -> None:
         if fit.global_step == 2:
             net.model.blocks[0].mlp.fc1.weight.grad[0, 0] = float("nan")
@@ -288,7 +335,10 @@ def test_a_step_that_is_skipped_has_no_gradient_to_show(optimizer: str, guarded:
 
 
 def test_another_network_is_watched_by_its_modules(tmp_path: Path) -> None:
-    net = module(name="timm/vit_tiny_patch16_224", fields=dict(patch_size=4, depth=2, embed_dim=24, num_heads=2))
+    net = module(
+        name="timm/vit_tiny_patch16_224",
+        fields=dict(patch_size=4, depth=2, embed_dim=24, num_heads=2),
+    )
     callbacks = [Monitor(3), StepRecorder(str(tmp_path / "steps"))]
     trainer(callbacks=callbacks, default_root_dir=tmp_path, max_epochs=1).fit(net, loader())
     got = figures(tmp_path)[2]
@@ -301,7 +351,9 @@ def test_another_network_is_watched_by_its_modules(tmp_path: Path) -> None:
     model.load_state_dict(record["weights"])
     model.zero_grad()
     cross_entropy(model(record["images"]), record["targets"], label_smoothing=0.1).backward()
-    gradient = torch.cat([weight.grad.flatten() for weight in model.blocks[1].parameters()]).double()
+    gradient = torch.cat(
+        [weight.grad.flatten() for weight in model.blocks[1].parameters()]
+    ).double()
     assert got[3, "blocks.1", "grad_norm"] == close(gradient.norm().item())
 
 
@@ -310,11 +362,22 @@ def test_no_or_negative_steps_are_refused() -> None:
         Monitor(0)
 
 
-def test_the_command_line_watches(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_watches(
+    tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    here = [f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.9"]
-    here += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--model.drop_path_rate=0.2"]
+    here = [
+        f"--data.root={digits_root}",
+        "--data.num_workers=0",
+        "--trainer.devices=1",
+        "--ema.decay=0.9",
+    ]
+    here += [
+        "--trainer.max_epochs=2",
+        "--trainer.limit_train_batches=6",
+        "--model.drop_path_rate=0.2",
+    ]
     for name, more in (("off", []), ("on", [WATCH, "--trainer.callbacks.every_n_steps=5"])):
         monkeypatch.setenv("CAIT_RUN", "")
         main(["fit", *SMALL, *here, *more, f"--run_name={name}"])
@@ -328,17 +391,36 @@ def test_the_command_line_watches(tmp_path: Path, digits_root: Path, monkeypatch
     events = EventAccumulator(str(on)).Reload()
     for step, scalar in zip(got, events.Scalars("branch_ratio/sa.02"), strict=True):
         assert (scalar.step, scalar.value) == (step, close(got[step][2, "sa", "branch_ratio"]))
-    assert not any(tag.startswith("branch_ratio") for tag in EventAccumulator(str(off)).Reload().Tags()["scalars"])
+    assert not any(
+        tag.startswith("branch_ratio")
+        for tag in EventAccumulator(str(off)).Reload().Tags()["scalars"]
+    )
 
 
-RECIPE = ["fit", *SMALL, WATCH, "--trainer.callbacks.every_n_steps=3", "--trainer.max_epochs=2", "--data.batch_size=32"]
-RECIPE += ["--trainer.limit_train_batches=5", "--trainer.log_every_n_steps=1", "--save_every_n_steps=1"]
+RECIPE = [
+    "fit",
+    *SMALL,
+    WATCH,
+    "--trainer.callbacks.every_n_steps=3",
+    "--trainer.max_epochs=2",
+    "--data.batch_size=32",
+]
+RECIPE += [
+    "--trainer.limit_train_batches=5",
+    "--trainer.log_every_n_steps=1",
+    "--save_every_n_steps=1",
+]
 RECIPE += ["--ema.decay=0.9", "--model.drop_path_rate=0.2"]
 
 
 @pytest.mark.slow
-def test_on_two_processes_the_figures_are_those_of_the_whole_step(cait: Cait, tmp_path: Path) -> None:
-    recorder = ["--trainer.callbacks+=recorder.StepRecorder", f"--trainer.callbacks.folder={tmp_path / 'steps'}"]
+def test_on_two_processes_the_figures_are_those_of_the_whole_step(
+    cait: Cait, tmp_path: Path
+) -> None:
+    recorder = [
+        "--trainer.callbacks+=recorder.StepRecorder",
+        f"--trainer.callbacks.folder={tmp_path / 'steps'}",
+    ]
     done = cait(*RECIPE, *TWO, *recorder, "--run_name=two")
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "logs/two"
@@ -363,7 +445,9 @@ def test_watching_compiled_blocks_compiles_nothing_again() -> None:
     seen: dict[int, Tensor] = {}
     with torch._dynamo.config.patch(error_on_recompile=True):
         measured = branches_module.measure(model, images)
-        hooks = branches_module.watch_gradients(model, lambda block, gradient: seen.update({block: gradient}))
+        hooks = branches_module.watch_gradients(
+            model, lambda block, gradient: seen.update({block: gradient})
+        )
         after = one_step(model, images, 0)
         for hook in hooks:
             hook.remove()

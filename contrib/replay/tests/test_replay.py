@@ -46,7 +46,9 @@ class Capture(Callback):
     def __init__(self) -> None:
         self.batches: dict[tuple[int, int], list[torch.Tensor]] = {}
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.batches[trainer.current_epoch, batch_idx] = [part.clone() for part in batch]
 
 
@@ -55,7 +57,9 @@ class OwnTransform(ImageNetDataModule):
 
     def make_train_transform(self) -> Any:
         resize = transforms.RandomResizedCrop(self.img_size)
-        return transforms.Compose([resize, transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])
+        return transforms.Compose(
+            [resize, transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,15 @@ class OwnTransform(ImageNetDataModule):
         dict(mix_mode="batch", num_workers=2),
         dict(mix_mode="pair"),
         dict(mix_mode="elem", backend="timm"),
-        dict(mixup=0.0, cutmix=0.0, repeats=1, backend="timm", num_workers=2, auto_augment="3a", color_jitter=0.3),
+        dict(
+            mixup=0.0,
+            cutmix=0.0,
+            repeats=1,
+            backend="timm",
+            num_workers=2,
+            auto_augment="3a",
+            color_jitter=0.3,
+        ),
         dict(augment_ops=["PIL.ImageOps:autocontrast"]),
         dict(kind=OwnTransform, num_workers=2),
     ],
@@ -77,7 +89,9 @@ def test_the_batches_are_those_of_training_to_the_bit(mixed_root: Path, given: d
     captured = Capture()
     network = module(num_classes=3)
     steps = GradientAccumulationScheduler({0: 4, 1: 2})
-    trainer(callbacks=[captured, steps], limit_val_batches=0).fit(network, datamodule=kind(**settings))
+    trainer(callbacks=[captured, steps], limit_val_batches=0).fit(
+        network, datamodule=kind(**settings)
+    )
     batches = TrainingBatches(kind(**settings), trainer(callbacks=[steps]))
     assert (batches.batches_per_epoch, batches.steps) == (6, 5)
     places = [place for step in range(5) for place in batches.of_step(step)]
@@ -96,7 +110,9 @@ def test_the_batches_are_those_of_training_to_the_bit(mixed_root: Path, given: d
 
 @pytest.mark.parametrize("backend", ["auto", "timm"])
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-def test_what_is_said_of_a_batch_makes_it_out_of_the_images_before(mixed_root: Path, backend: str, mode: str) -> None:
+def test_what_is_said_of_a_batch_makes_it_out_of_the_images_before(
+    mixed_root: Path, backend: str, mode: str
+) -> None:
     """Mix and erase by what is noted, from batches without mixing and erasing."""
 
     def read(**given: Any) -> list:
@@ -125,7 +141,9 @@ def test_what_is_said_of_a_batch_makes_it_out_of_the_images_before(mixed_root: P
                 target[after.seen[image.partner].label] += 1 - image.share
                 if image.box:
                     top, left, height, width = image.box
-                    own[:, top : top + height, left : left + width] = other[:, top : top + height, left : left + width]
+                    own[:, top : top + height, left : left + width] = other[
+                        :, top : top + height, left : left + width
+                    ]
                 else:
                     own = own * image.share + other * (1 - image.share)
             torch.testing.assert_close(after.images[place], own, rtol=1e-5, atol=1e-5)
@@ -197,20 +215,27 @@ def assert_as_logged(output: str, run: Path, steps: range) -> None:
     logged = {int(row["step"]): row for row in rows(run) if row["train/loss"]}
     got = replayed(output)
     names = ("train/loss", "train/acc1", "train/grad_norm", "lr")
-    assert got == {(step, name): (logged[step][name], "same") for step in steps for name in names}, output
+    assert got == {
+        (step, name): (logged[step][name], "same") for step in steps for name in names
+    }, output
 
 
 @pytest.mark.parametrize(
     ("first", "begin"),
     [
-        (3, "no checkpoint lies before it, so from the first step: steps 0 to 12 are trained again"),
+        (
+            3,
+            "no checkpoint lies before it, so from the first step: steps 0 to 12 are trained again",
+        ),
         *slow(
             (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
             (65, "checkpoints/previous.ckpt: steps 65 to 65 are"),
         ),
     ],
 )
-def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed: Path, first: int, begin: str) -> None:
+def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(
+    place: Path, killed: Path, first: int, begin: str
+) -> None:
     before = digests(killed)
     count = min(10, 66 - first)
     output = cait(place, "replay", "killed", f"--step={first}", f"--count={count}", "--images=1")
@@ -261,14 +286,32 @@ def test_a_run_that_solved_its_head_and_planned_its_epochs_anew(
     place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(place)
-    torch.save({name: each for name, each in checkpoint(killed)["state_dict"].items() if "head" not in name}, "a.pth")
+    torch.save(
+        {
+            name: each
+            for name, each in checkpoint(killed)["state_dict"].items()
+            if "head" not in name
+        },
+        "a.pth",
+    )
     monkeypatch.setattr("cait.extras.recipe.plan.most_epochs", lambda *_: 3)
-    short = ["--data.num_workers=0", "--trainer.limit_train_batches=4", "--trainer.log_every_n_steps=1"]
-    short += ["--model.weights=a.pth", "--model.solve_head=true", "--trainer.max_epochs=2", "--plan_minutes=1000"]
+    short = [
+        "--data.num_workers=0",
+        "--trainer.limit_train_batches=4",
+        "--trainer.log_every_n_steps=1",
+    ]
+    short += [
+        "--model.weights=a.pth",
+        "--model.solve_head=true",
+        "--trainer.max_epochs=2",
+        "--plan_minutes=1000",
+    ]
     short += ["--save_every_n_steps=4"]
     main(["fit", *SMALL, *short, "--run_name=planned"])
     Path("logs/planned/checkpoints/best.ckpt").unlink()
-    main(["replay", "planned", "--step=3", "--count=8", "--images=1"])  # before the plan, and more than there was to be
+    main(
+        ["replay", "planned", "--step=3", "--count=8", "--images=1"]
+    )  # before the plan, and more than there was to be
     assert_as_logged(capsys.readouterr().out, place / "logs/planned", range(3, 11))
     Path("a.pth").unlink()  # of no use from a checkpoint on
     main(["replay", "planned", "--step=9", "--count=2", "--images=1"])
@@ -280,7 +323,11 @@ def test_other_recipes_are_the_same_too(place: Path, killed: Path) -> None:
     """A teacher, a moving average, accumulation, clipping, bfloat16, a callback of the run's own."""
     recipe = [
         *(*RECIPE, "--model.distillation=soft", f"--model.teacher={killed}/checkpoints/last.ckpt"),
-        *("--trainer.accumulate_grad_batches=4", "--trainer.gradient_clip_val=0.5", "--trainer.precision=bf16-mixed"),
+        *(
+            "--trainer.accumulate_grad_batches=4",
+            "--trainer.gradient_clip_val=0.5",
+            "--trainer.precision=bf16-mixed",
+        ),
         "--trainer.callbacks=[{class_path: lightning.pytorch.callbacks.LearningRateMonitor}, "
         "{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss}}]",
     ]
@@ -299,7 +346,12 @@ def test_other_recipes_are_the_same_too(place: Path, killed: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes(place: Path) -> None:
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--best_metric=val/loss", "--best_mode=max"]
+    two = [
+        "--trainer.devices=2",
+        "--trainer.strategy=ddp",
+        "--best_metric=val/loss",
+        "--best_mode=max",
+    ]
     cait(place, "fit", *RECIPE, *two, "--run_name=two")
     run = place / "logs/two"
     for first in (2, 30):
@@ -314,7 +366,14 @@ def test_two_processes(place: Path) -> None:
 
 @pytest.mark.slow
 def test_while_the_run_trains(place: Path) -> None:
-    job = start(place, "fit", *RECIPE, "--trainer.max_epochs=2000", "--save_every_n_steps=1", "--run_name=training")
+    job = start(
+        place,
+        "fit",
+        *RECIPE,
+        "--trainer.max_epochs=2000",
+        "--save_every_n_steps=1",
+        "--run_name=training",
+    )
     try:
         run = place / "logs/training"
         wait_for_steps(run, 30, job)
@@ -343,12 +402,35 @@ def test_data_only_needs_neither_checkpoint_nor_network(
     monkeypatch.chdir(place)
     main(["replay", "killed", "--step=65", "--images=2", "--output=with"])
     main(["replay", "killed", "--step=65", "--images=2", "--data-only", "--output=without"])
-    with_loss, without = ((place / name / "step-000065.csv").read_text() for name in ("with", "without"))
-    assert re.sub(r",[^,]+$", ",", with_loss, flags=re.M) == re.sub(r",[^,]*$", ",", without, flags=re.M)
+    with_loss, without = (
+        (place / name / "step-000065.csv").read_text() for name in ("with", "without")
+    )
+    assert re.sub(r",[^,]+$", ",", with_loss, flags=re.M) == re.sub(
+        r",[^,]*$", ",", without, flags=re.M
+    )
     monkeypatch.setattr("cait.model.network.create_model", None)
-    config = [*SMALL, "--model.name=m48", "--trainer.accelerator=gpu", "--trainer.devices=2", "--data-only", "--step=7"]
-    main(["replay", *config, "--images=2", "--data.mixup=0", "--data.cutmix=0", "--data.erase_prob=1"])
-    assert capsys.readouterr().out.splitlines()[-2:] == ["replay/step-000007.png", "replay/step-000007.csv"]
+    config = [
+        *SMALL,
+        "--model.name=m48",
+        "--trainer.accelerator=gpu",
+        "--trainer.devices=2",
+        "--data-only",
+        "--step=7",
+    ]
+    main(
+        [
+            "replay",
+            *config,
+            "--images=2",
+            "--data.mixup=0",
+            "--data.cutmix=0",
+            "--data.erase_prob=1",
+        ]
+    )
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "replay/step-000007.png",
+        "replay/step-000007.csv",
+    ]
     with (place / "replay/step-000007.csv").open() as file:
         images = list(csv.DictReader(file))
     assert [image["process"] for image in images] == ["0"] * 32 + ["1"] * 32
@@ -358,14 +440,26 @@ def test_data_only_needs_neither_checkpoint_nor_network(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("killed --step 60 --count 9 --data-only", "there is no step 68: the run has 66, from 0 to 65"),
+        (
+            "killed --step 60 --count 9 --data-only",
+            "there is no step 68: the run has 66, from 0 to 65",
+        ),
         ("killed --step 66", "there is no step 66: the run has 66, from 0 to 65"),
         ("killed --step -1", "--step must be at least 0, got -1"),
         ("killed --step 1 --count 0", "--count and --images must be at least 1"),
-        ("killed --step 1 --data-only --ckpt_path x", "--data-only reads no checkpoint: leave out --ckpt_path"),
+        (
+            "killed --step 1 --data-only --ckpt_path x",
+            "--data-only reads no checkpoint: leave out --ckpt_path",
+        ),
         ("killed --step 1 --ckpt_path none.ckpt", "the checkpoint none.ckpt does not exist"),
-        ("killed --step 1 --ckpt_path logs/killed/checkpoints/last.ckpt", "last.ckpt is of step 66, after step 1"),
-        ("killed --step 1 --data.root other --data-only", "digest of the training pictures' names was"),
+        (
+            "killed --step 1 --ckpt_path logs/killed/checkpoints/last.ckpt",
+            "last.ckpt is of step 66, after step 1",
+        ),
+        (
+            "killed --step 1 --data.root other --data-only",
+            "digest of the training pictures' names was",
+        ),
         ("killed --step 1 --data.rot other --data-only", "did you mean --data.root?"),
         ("killed", "the following arguments are required: --step"),
         ("kiled --step 1", "there is no run logs/kiled; did you mean killed?"),
@@ -397,17 +491,23 @@ def test_bad_input_gets_one_line(
     assert message in error
 
 
-def test_a_strangers_run_names_code(place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_strangers_run_names_code(
+    place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(place)
     (place / "logs/strange/checkpoints").mkdir(parents=True)
     shutil.copy(killed / "checkpoints/last.ckpt", place / "logs/strange/checkpoints")
     text = (killed / "config.yaml").read_text()
-    (place / "logs/strange/config.yaml").write_text(text.replace("augment_ops: null", "augment_ops: ['os:getcwd']"))
+    (place / "logs/strange/config.yaml").write_text(
+        text.replace("augment_ops: null", "augment_ops: ['os:getcwd']")
+    )
     for option in ("--data-only", "--count=1"):
         with pytest.raises(SystemExit):
             main(["replay", "strange", "--step=65", option])
         assert "config.yaml names os:getcwd, which may do anything" in capsys.readouterr().err
-    (place / "logs/strange/config.yaml").write_text(text.replace("  callbacks: null", "  callbacks: os.path.Own"))
+    (place / "logs/strange/config.yaml").write_text(
+        text.replace("  callbacks: null", "  callbacks: os.path.Own")
+    )
     with pytest.raises(SystemExit):  # a run of one's own beside it lends it no trust
         main(["replay", "strange", "--step=65", "--config=logs/killed/config.yaml"])
     assert "config.yaml names os.path.Own, which may do anything" in capsys.readouterr().err
@@ -415,7 +515,9 @@ def test_a_strangers_run_names_code(place: Path, killed: Path, monkeypatch: pyte
 
 def test_a_checkpoint_that_was_replaced_is_noticed() -> None:
     with pytest.raises(UserError, match="is of step 0, not 5"):
-        trainer(callbacks=[StepRecord(5, range(6, 7))]).fit(module(), torch.utils.data.DataLoader([torch.zeros(1)]))
+        trainer(callbacks=[StepRecord(5, range(6, 7))]).fit(
+            module(), torch.utils.data.DataLoader([torch.zeros(1)])
+        )
 
 
 def test_help_does_not_wait_for_lightning() -> None:

@@ -40,7 +40,9 @@ class Server(NamedTuple):
 
     def ask(self, path: str, body: bytes | None = None, kind: str = "image/png") -> tuple[int, Any]:
         """(status, what the JSON says) of a GET, or of a POST with a body."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": kind})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": kind}
+        )
         try:
             with urllib.request.urlopen(request, timeout=LIMIT) as answer:
                 return answer.status, json.load(answer)
@@ -50,13 +52,21 @@ class Server(NamedTuple):
     def half_sent(self, image: bytes) -> socket.socket:
         """A connection on which the last byte of an image is missing."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT)
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(image) + image[:-1])
+        connection.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(image)
+            + image[:-1]
+        )
         return connection
 
     def memory(self) -> float:
         """MB that its processes hold alone."""
         main = psutil.Process(self.process.pid)
-        return sum(process.memory_full_info().uss for process in (main, *main.children(recursive=True))) / 1e6
+        return (
+            sum(
+                process.memory_full_info().uss for process in (main, *main.children(recursive=True))
+            )
+            / 1e6
+        )
 
 
 def begun(folder: Path, *options: str) -> Server:
@@ -76,13 +86,24 @@ def begun(folder: Path, *options: str) -> Server:
 def test_an_image_without_finite_answers_costs_the_others_nothing() -> None:
     module: Any = torch.nn.Module()
     module.class_names, module.device, module.task = ["a", "b"], torch.device("cpu"), OneClass(2)
-    module.transform, module.predict_step = lambda image: torch.tensor(json.load(image)), lambda batch, _: batch[0]
+    module.transform, module.predict_step = (
+        lambda image: torch.tensor(json.load(image)),
+        lambda batch, _: batch[0],
+    )
     classifier = Classifier(lambda: module, None)
     classifier.module = module
-    good, bad, also_good, odd = classifier.predict([b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]", b"?"])
+    good, bad, also_good, odd = classifier.predict(
+        [b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]", b"?"]
+    )
     assert (good[0]["class"], also_good[0]["class"]) == ("b", "a")
-    assert classifier.encode_response(bad).status_code == classifier.encode_response(odd).status_code == 422
-    assert str(odd).startswith("the image cannot be prepared: JSONDecodeError")  # by a transform of one's own
+    assert (
+        classifier.encode_response(bad).status_code
+        == classifier.encode_response(odd).status_code
+        == 422
+    )
+    assert str(odd).startswith(
+        "the image cannot be prepared: JSONDecodeError"
+    )  # by a transform of one's own
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +139,11 @@ BAD: list[Callable[[], tuple[int, bytes, str]]] = [
 
 @pytest.mark.parametrize(("requests", "clients"), [(160, 8), *slow((2000, 16))])
 def test_good_requests_get_the_classes_and_each_bad_one_a_line(
-    server: Server, place: Path, requests: int, clients: int, record_property: Callable[[str, object], None]
+    server: Server,
+    place: Path,
+    requests: int,
+    clients: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     bad = [make() for make in BAD]
     files = sorted((place / "data/digits/val").glob("*/*.png"))
@@ -134,7 +159,10 @@ def test_good_requests_get_the_classes_and_each_bad_one_a_line(
             return 0.0
         body, kind = files[number % len(files)].read_bytes(), "image/png"
         if number % 3 == 0:
-            body, kind = json.dumps({"image": base64.b64encode(body).decode()}).encode(), "Application/JSON"
+            body, kind = (
+                json.dumps({"image": base64.b64encode(body).decode()}).encode(),
+                "Application/JSON",
+            )
         status, found = server.ask("/predict", body, kind)
         assert (status, [*found]) == (200, ["predictions"])
         pairs = zip(found["predictions"], expected[number % len(files)], strict=True)
@@ -167,7 +195,9 @@ OVERFLOW = "return document.documentElement.scrollWidth - document.documentEleme
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_shows_what_a_dropped_image_is(width: int, server: Server, place: Path, tmp_path: Path) -> None:
+def test_the_page_shows_what_a_dropped_image_is(
+    width: int, server: Server, place: Path, tmp_path: Path
+) -> None:
     image = next((place / "data/digits/val").glob("*/*.png"))
     answer = server.ask("/predict", image.read_bytes())[1]
     expected = [f"{row['class']} {100 * row['probability']:.1f} %" for row in answer["predictions"]]
@@ -180,7 +210,9 @@ def test_the_page_shows_what_a_dropped_image_is(width: int, server: Server, plac
             while browser.execute_script(ROWS) != shown or browser.execute_script(SAID) == "…":
                 assert time.monotonic() < until, browser.execute_script(ROWS)
             assert browser.execute_script(OVERFLOW) == 0
-        assert browser.execute_script(SAID) == server.ask("/predict", text.read_bytes())[1]["detail"]
+        assert (
+            browser.execute_script(SAID) == server.ask("/predict", text.read_bytes())[1]["detail"]
+        )
         assert browser.title == "digits: 10 classes"
 
 
@@ -219,7 +251,9 @@ def test_what_is_in_flight_is_answered_before_it_stops(server: Server, place: Pa
         ([], r"cait serve needs LitServe: \.venv/bin/pip install --editable '\.\[serve\]'"),
     ],
 )
-def test_what_cannot_be_served_is_refused(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_served_is_refused(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verb, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=words):
         verb.serve(["digits", *arguments], Program())

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-KEYS = {"AWS_ACCESS_KEY_ID": "loopback", "AWS_SECRET_ACCESS_KEY": "loopback", "AWS_DEFAULT_REGION": "us-east-1"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "loopback",
+    "AWS_SECRET_ACCESS_KEY": "loopback",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 BUCKET = "pictures"
 
 
@@ -32,7 +36,9 @@ class Requests:
         """Answer for so long with status 500, "error", or end the answers amid their bodies, "cut"."""
         self.kind, self.until = kind, time.monotonic() + seconds
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET":
             return self.moto(environ, start_response)
         self.paths.append(environ["PATH_INFO"])
@@ -50,7 +56,9 @@ def server() -> Iterator[Requests]:
     from moto.moto_server.threaded_moto_server import MotoRequestHandler
     from werkzeug.serving import make_server
 
-    MotoRequestHandler.disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
+    MotoRequestHandler.disable_nagle_algorithm = (
+        True  # otherwise each answer waits 40 ms for an acknowledgement
+    )
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     requests, before = Requests(), os.environ.copy()
     running = make_server("127.0.0.1", 0, requests, True, request_handler=MotoRequestHandler)

@@ -81,7 +81,9 @@ def opened(data: bytes) -> Image.Image:
 
 def stored_files(out: Path, split: str = "train") -> dict[str, bytes]:
     samples = getattr(open_source(str(out)), split)
-    return {Path(samples.name(index)).name: samples[index][0].read() for index in range(len(samples))}
+    return {
+        Path(samples.name(index)).name: samples[index][0].read() for index in range(len(samples))
+    }
 
 
 def test_large_images_are_made_smaller_and_nothing_else_is(root: Path, tmp_path: Path) -> None:
@@ -95,7 +97,9 @@ def test_large_images_are_made_smaller_and_nothing_else_is(root: Path, tmp_path:
             assert (ours.format, ours.size) == ("JPEG", (40, 32))
             tags = [image.getexif().get(ExifTags.Base.Orientation, 1) for image in (ours, whole)]
             assert tags == ([6, 6] if name in ("turned.jpg", "xmp.jpg") else [1, 1])
-            expected = np.asarray(whole.convert(ours.mode).resize((40, 32), Image.Resampling.LANCZOS), float)
+            expected = np.asarray(
+                whole.convert(ours.mode).resize((40, 32), Image.Resampling.LANCZOS), float
+            )
             assert abs(np.asarray(ours) - expected).mean() < 4
     with opened(stored["clear.png"]) as ours, Image.open(root / "train/a/clear.png") as whole:
         assert ours.format == "PNG"
@@ -104,7 +108,9 @@ def test_large_images_are_made_smaller_and_nothing_else_is(root: Path, tmp_path:
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(published: bool, root: Path, tmp_path: Path) -> None:
+def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(
+    published: bool, root: Path, tmp_path: Path
+) -> None:
     written = ["--exif_orientation=false", "--background=null"] if published else []
     read: dict[str, Any] = dict(exif_orientation=False, background=None) if published else {}
     out = make(root, tmp_path / "raw", "--raw", *written)
@@ -124,7 +130,9 @@ def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(published: bool, ro
         repeated = dict(backend=backend, repeats=3) | read
         assert_equal(batches(module(out, **repeated)), batches(module(root, **repeated)))
     other = "exif_orientation true" if not published else "exif_orientation false"
-    with pytest.raises(UserError, match=f"are of {other}, the run has .*: give --data.{other}, or make"):
+    with pytest.raises(
+        UserError, match=f"are of {other}, the run has .*: give --data.{other}, or make"
+    ):
         module(out, exif_orientation=published)
 
 
@@ -135,25 +143,36 @@ def test_raw_pixels_of_smaller_images_are_pillows(root: Path, tmp_path: Path) ->
         np.testing.assert_array_equal(opened(stored_files(out)["photo.jpg"]), expected)
 
 
-def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Path, tmp_path: Path) -> None:
-    whole, small = module(make(root, tmp_path / "whole")), module(make(root, tmp_path / "small", f"--max_side={SIDE}"))
+def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(
+    root: Path, tmp_path: Path
+) -> None:
+    whole, small = (
+        module(make(root, tmp_path / "whole")),
+        module(make(root, tmp_path / "small", f"--max_side={SIDE}")),
+    )
     assert whole.state_dict() == module(root).state_dict()
     saved = whole.state_dict()
-    state = dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[])
+    state = dict(
+        training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[]
+    )
     whole.trainer = small.trainer = SimpleNamespace(**state)
     whole.load_state_dict(saved)
     with pytest.raises(UserError, match="digest of the training pictures' names was"):
         small.load_state_dict(saved)
 
 
-def test_a_failing_disk_ends_the_run_in_one_line(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_ends_the_run_in_one_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = module(make(root, tmp_path / "shards"))
 
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(UserError, match=r"^cannot read .*/train/chunk-0-\d\.bin: Input/output error$"):
+    with pytest.raises(
+        UserError, match=r"^cannot read .*/train/chunk-0-\d\.bin: Input/output error$"
+    ):
         data.train_images[(0, 5, 0)]
     assert not data.unreadable.seen
 
@@ -165,7 +184,10 @@ def test_a_failing_disk_ends_the_run_in_one_line(root: Path, tmp_path: Path, mon
         (["--max_side=40", "--quality=101"], "quality must be in [1, 100], got 101"),
         (["--quality=90"], "--quality is for --max_side without --raw"),
         (["--raw", "--quality=90"], "--quality is for --max_side without --raw"),
-        (["--max_side=40", "--background=white"], "--exif_orientation and --background are for --raw"),
+        (
+            ["--max_side=40", "--background=white"],
+            "--exif_orientation and --background are for --raw",
+        ),
         (["--raw", "--background=whit"], "background must be a color"),
     ],
 )
@@ -179,7 +201,9 @@ def test_options_that_cannot_be_are_told(
     assert said.count("\n") == 1
 
 
-def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photographs: list[Image.Image]) -> None:
+def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(
+    photographs: list[Image.Image],
+) -> None:
     art = photographs[0].resize((40, 30)).convert("RGBA")
     art.putalpha(Image.linear_gradient("L").resize(art.size))
     turned = Image.Exif()
@@ -189,5 +213,8 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
     kept = as_png(Image.open(file), "it")
     assert kept.startswith(b"\x89PNG")
     for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
-        assert load_image(BytesIO(kept), "it", reading).tobytes() == load_image(file, "it", reading).tobytes()
+        assert (
+            load_image(BytesIO(kept), "it", reading).tobytes()
+            == load_image(file, "it", reading).tobytes()
+        )
         file.seek(0)

@@ -37,13 +37,17 @@ from contrib.shards.source import ShardSource, Windowed
 
 
 def module(root: Path | str, **settings: object) -> ImageNetDataModule:
-    data = ImageNetDataModule(str(root), **(dict(img_size=32, batch_size=4, num_workers=0, repeats=1) | settings))
+    data = ImageNetDataModule(
+        str(root), **(dict(img_size=32, batch_size=4, num_workers=0, repeats=1) | settings)
+    )
     data.setup("fit")
     return data
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def make(root: Path | str, out: Path, *options: str) -> Path:
@@ -70,7 +74,14 @@ def s3() -> Iterator[loopback.Requests]:
 
 @pytest.fixture(scope="module")
 def digit_shards(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(digits_root, tmp_path_factory.mktemp("shards") / "digits", "--images", "100", "--workers", "2")
+    return make(
+        digits_root,
+        tmp_path_factory.mktemp("shards") / "digits",
+        "--images",
+        "100",
+        "--workers",
+        "2",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +112,25 @@ def test_a_folder_of_every_mode_gives_the_same_batches_from_all_places(
     address = loopback.upload(out, "mixed")
     expected = module(mixed_root, max_bad_share=0.1)
     whole = [*expected.train_dataloader(), *expected.val_dataloader()]
-    assert module(f"{out.parent}/./{out.name}/", max_bad_share=0.1).state_dict() == expected.state_dict()
+    assert (
+        module(f"{out.parent}/./{out.name}/", max_bad_share=0.1).state_dict()
+        == expected.state_dict()
+    )
     cache = dict(data_dir=str(tmp_path / "cache"))
-    for root, settings in ((out, {}), (out, dict(num_workers=2)), (address, cache), (address, dict(num_workers=1))):
+    for root, settings in (
+        (out, {}),
+        (out, dict(num_workers=2)),
+        (address, cache),
+        (address, dict(num_workers=1)),
+    ):
         data = module(root, max_bad_share=0.1, **(cache | settings))
         # All that a checkpoint compares: a run may go on from there.
         assert data.state_dict() == expected.state_dict()
         assert_equal_batches([*data.train_dataloader(), *data.val_dataloader()], whole)
-        for ours, theirs in ((data.train_images, expected.train_images), (data.val_images, expected.val_images)):
+        for ours, theirs in (
+            (data.train_images, expected.train_images),
+            (data.val_images, expected.val_images),
+        ):
             for index in range(len(theirs)):
                 path, label = theirs.samples[index]
                 raw, our_label = ours.samples[index]
@@ -176,7 +198,9 @@ def test_images_that_are_decoded_already_keep_their_pixels(
 
 def kill_after(chunks: int, root: Path, out: Path, workers: int) -> None:
     """Make shards in a process of its own, and kill it once so many chunks are there."""
-    process = get_context("fork").Process(target=make, args=(root, out, "--images=40", f"--workers={workers}"))
+    process = get_context("fork").Process(
+        target=make, args=(root, out, "--images=40", f"--workers={workers}")
+    )
     process.start()
     end = time.monotonic() + LIMIT
     while len(list(out.glob("[tv]*/chunk-*.bin"))) < chunks:
@@ -203,7 +227,9 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
     before = {path: path.stat().st_mtime_ns for path in out.glob("[tv]*/chunk-*.bin")}
     assert len(before) >= kills[-1]
     make(digits_root, out, "--images=40", "--workers=1")
-    assert {path: path.stat().st_mtime_ns for path in before} == before  # what was made is not made again
+    assert {
+        path: path.stat().st_mtime_ns for path in before
+    } == before  # what was made is not made again
     assert tree(out) == tree(make(digits_root, tmp_path / "whole", "--images=40", "--workers=2"))
     assert "is not an empty folder" in refusal(other, capsys)
     source = open_source(str(out))
@@ -252,19 +278,51 @@ def replace_table(out: Path, table: bytes) -> None:
 
 FAR = dict(names=[0], ends=[1], labels=[0], starts=[0], sizes=[0], places=[10**6])
 LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
-    "missing chunk": (lambda out: (out / "train/chunk-0-3.bin").unlink(), {}, "cannot read {out}/train/chunk-0-3.bin"),
-    "torn chunk": (lambda out: os.truncate(out / "val/chunk-0-1.bin", 99), {}, "{out}/val/chunk-0-1.bin is cut off"),
-    "damaged table": (lambda out: damage(out / "train/images.npz"), {}, "{out}/train/images.npz is damaged"),
-    "no table": (lambda out: replace_table(out, b"PK\3\4"), {}, "{out}/train/images.npz is no table of these shards"),
+    "missing chunk": (
+        lambda out: (out / "train/chunk-0-3.bin").unlink(),
+        {},
+        "cannot read {out}/train/chunk-0-3.bin",
+    ),
+    "torn chunk": (
+        lambda out: os.truncate(out / "val/chunk-0-1.bin", 99),
+        {},
+        "{out}/val/chunk-0-1.bin is cut off",
+    ),
+    "damaged table": (
+        lambda out: damage(out / "train/images.npz"),
+        {},
+        "{out}/train/images.npz is damaged",
+    ),
+    "no table": (
+        lambda out: replace_table(out, b"PK\3\4"),
+        {},
+        "{out}/train/images.npz is no table of these shards",
+    ),
     "table without labels": (
         lambda out: replace_table(out, saved(places=[0])),
         {},
         "images.npz is no table of these shards",
     ),
-    "table of other chunks": (lambda out: replace_table(out, saved(**FAR)), {}, "is no table of these shards"),
-    "no index": (lambda out: (out / "shards.json").write_text("[]"), {}, "{out}/shards.json is no index"),
-    "newer": (lambda out: (out / "shards.json").write_text('{"version": 2}'), {}, "is of version 2"),
-    "other split": (lambda out: None, dict(val_split="test"), "made of val: leave out --data.val_split test"),
+    "table of other chunks": (
+        lambda out: replace_table(out, saved(**FAR)),
+        {},
+        "is no table of these shards",
+    ),
+    "no index": (
+        lambda out: (out / "shards.json").write_text("[]"),
+        {},
+        "{out}/shards.json is no index",
+    ),
+    "newer": (
+        lambda out: (out / "shards.json").write_text('{"version": 2}'),
+        {},
+        "is of version 2",
+    ),
+    "other split": (
+        lambda out: None,
+        dict(val_split="test"),
+        "made of val: leave out --data.val_split test",
+    ),
 }
 
 
@@ -297,11 +355,23 @@ def test_a_damaged_chunk_is_found_by_the_check(
     ("root", "environment", "words"),
     [
         ("s3://no-such-bucket/digits", {}, "(NoSuchBucket)"),
-        ("s3://pictures/nothing", {}, "cannot read s3://pictures/nothing/shards.json: An error occurred (NoSuchKey)"),
+        (
+            "s3://pictures/nothing",
+            {},
+            "cannot read s3://pictures/nothing/shards.json: An error occurred (NoSuchKey)",
+        ),
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="nonsense"), "Invalid endpoint: nonsense"),
         ("s3://pictures/digits", dict(AWS_ACCESS_KEY_ID=None), "Unable to locate credentials"),
-        ("s3://pictures/digits", dict(boto3=None), "by boto3: .venv/bin/pip install --editable '.[stream]'"),
-        ("http://pictures/digits", {}, "shards are read from a folder, s3://BUCKET/FOLDER or gs://"),
+        (
+            "s3://pictures/digits",
+            dict(boto3=None),
+            "by boto3: .venv/bin/pip install --editable '.[stream]'",
+        ),
+        (
+            "http://pictures/digits",
+            {},
+            "shards are read from a folder, s3://BUCKET/FOLDER or gs://",
+        ),
     ],
 )
 def test_an_address_that_cannot_be_read_is_told_at_once(
@@ -335,13 +405,21 @@ def test_an_address_that_cannot_be_read_is_told_at_once(
 def test_googles_buckets_are_read_in_the_language_of_s3(
     digits_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(module(digits_address.replace("s3://", "gs://"), data_dir=str(tmp_path)).source.train) == 1437
+    assert (
+        len(module(digits_address.replace("s3://", "gs://"), data_dir=str(tmp_path)).source.train)
+        == 1437
+    )
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    assert bucket.client(0, bucket.endpoint("gs")).meta.endpoint_url == "https://storage.googleapis.com"
+    assert (
+        bucket.client(0, bucket.endpoint("gs")).meta.endpoint_url
+        == "https://storage.googleapis.com"
+    )
     assert "amazonaws.com" in bucket.client(0, bucket.endpoint("s3")).meta.endpoint_url
 
 
-def test_a_table_that_is_damaged_in_the_cache_is_fetched_again(digits_address: str, tmp_path: Path) -> None:
+def test_a_table_that_is_damaged_in_the_cache_is_fetched_again(
+    digits_address: str, tmp_path: Path
+) -> None:
     module(digits_address, data_dir=str(tmp_path))
     (table,) = tmp_path.glob("*/train/images.npz")
     sound = table.read_bytes()
@@ -371,7 +449,12 @@ def test_a_chunk_that_is_not_whole_in_the_bucket_ends_the_run(
 
 # Whole runs
 
-BRIEF = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=6", "--trainer.limit_val_batches=2"]
+BRIEF = [
+    *SMALL,
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=6",
+    "--trainer.limit_val_batches=2",
+]
 BRIEF += ["--trainer.log_every_n_steps=1", "--model.drop_path_rate=0.2", "--ema.decay=0.9"]
 
 
@@ -404,7 +487,10 @@ def test_a_run_on_s3_ends_with_the_bits_of_the_folder_whatever_fails_and_can_be_
     assert_same(logs / "s3", logs / "folder")
     main(["eval", "s3"])
     scores = json.loads((logs / "s3/evaluation.json").read_text())
-    assert (scores["root"], scores["raw"]["images"]) == (digits_address, 360)  # not the two batches of training
+    assert (scores["root"], scores["raw"]["images"]) == (
+        digits_address,
+        360,
+    )  # not the two batches of training
     main(["replay", "s3", "--step=3", "--data-only"])
     assert f"{digits_address}/train/" in (logs / "s3/replay/step-000003.csv").read_text()
 
@@ -420,7 +506,9 @@ def test_an_outage_in_a_worker_is_waited_out_or_ends_the_run_for_a_scheduler_to_
     data = module(digits_address, data_dir=str(tmp_path / "out"), num_workers=1)
     monkeypatch.setattr(bucket, "PATIENCE", 0.5)
     s3.fail("cut", LIMIT)
-    with pytest.raises(OutageError, match=r"cannot read s3://pictures/digits/train/chunk-0-\d+\.bin: "):
+    with pytest.raises(
+        OutageError, match=r"cannot read s3://pictures/digits/train/chunk-0-\d+\.bin: "
+    ):
         list(data.train_dataloader())
     s3.fail("", 0)
 
@@ -450,7 +538,9 @@ def test_a_run_on_shards_that_is_killed_three_times_ends_as_on_the_folder(
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
         # The last part goes on from the folder.
-        job = start(tmp_path, "resume", "cut", *([f"--data.root={digits_root}"] if steps == 45 else []))
+        job = start(
+            tmp_path, "resume", "cut", *([f"--data.root={digits_root}"] if steps == 45 else [])
+        )
     output = job.communicate()[0]
     assert job.returncode == 0, output
     assert_same(run, tmp_path / "logs/whole")
@@ -472,7 +562,9 @@ def pieces(folder: Path, count: int, size: int) -> list[Piece]:
 def held(cache: Path) -> int:
     """Bytes of the files in a cache."""
     with file_lock(cache / ".lock"):  # nothing is written or removed meanwhile
-        return sum(path.stat().st_size for path in cache.glob("*/*/*chunk*") if path.suffix != ".lock")
+        return sum(
+            path.stat().st_size for path in cache.glob("*/*/*chunk*") if path.suffix != ".lock"
+        )
 
 
 def read_at_random(address: str, cache: Path, limit: int, listed: list[Piece], seed: int) -> None:
@@ -483,14 +575,18 @@ def read_at_random(address: str, cache: Path, limit: int, listed: list[Piece], s
         assert held(cache) <= limit
 
 
-def test_the_cache_stays_within_its_bound_whoever_shares_it(tmp_path: Path, s3: loopback.Requests) -> None:
+def test_the_cache_stays_within_its_bound_whoever_shares_it(
+    tmp_path: Path, s3: loopback.Requests
+) -> None:
     listed = pieces(tmp_path / "shards", 12, 10_000)
     address, cache = loopback.upload(tmp_path / "shards", "some"), tmp_path / "cache"
     stale = scratch(cache / "some/train/chunk-0-3.bin")  # of a process that was killed
     stale.parent.mkdir(parents=True)
     stale.write_bytes(bytes(10_000))
     children = [
-        get_context("fork").Process(target=read_at_random, args=(address, cache, 45_000, listed, seed))
+        get_context("fork").Process(
+            target=read_at_random, args=(address, cache, 45_000, listed, seed)
+        )
         for seed in range(3)
     ]
     for child in children:
@@ -502,7 +598,9 @@ def test_the_cache_stays_within_its_bound_whoever_shares_it(tmp_path: Path, s3: 
     assert 30_000 < held(cache) <= 45_000
 
 
-def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path: Path, s3: loopback.Requests) -> None:
+def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(
+    tmp_path: Path, s3: loopback.Requests
+) -> None:
     listed = pieces(tmp_path / "shards", 5, 1000)
     place = Bucket(loopback.upload(tmp_path / "shards", "few"), tmp_path / "cache", 3000)
     place.folder = tmp_path / "cache/few"
@@ -511,12 +609,16 @@ def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path: Pat
         place.read(listed[number], 0, 10)
         time.sleep(0.01)  # a file system's clock is coarse
     assert s3.of("/few/") == 4
-    assert sorted(path.name for path in (tmp_path / "cache").rglob("*.bin")) == [f"chunk-0-{n}.bin" for n in (0, 1, 3)]
+    assert sorted(path.name for path in (tmp_path / "cache").rglob("*.bin")) == [
+        f"chunk-0-{n}.bin" for n in (0, 1, 3)
+    ]
     os.truncate(tmp_path / "cache/few/train/chunk-0-3.bin", 10)
     assert place.read(listed[3], 500, 3) == b"\x03\x03\x03"
     # Several processes want one chunk at once: one fetches it.
     s3.paths.clear()
-    children = [get_context("fork").Process(target=place.read, args=(listed[4], 0, 10)) for _ in range(3)]
+    children = [
+        get_context("fork").Process(target=place.read, args=(listed[4], 0, 10)) for _ in range(3)
+    ]
     for child in children:
         child.start()
     for child in children:
@@ -525,7 +627,9 @@ def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path: Pat
     assert s3.of("/few/") == 1
 
 
-@pytest.mark.parametrize("settings", [{}, dict(cache_gb=9e-5, order="windowed", window=3)])  # room for a third
+@pytest.mark.parametrize(
+    "settings", [{}, dict(cache_gb=9e-5, order="windowed", window=3)]
+)  # room for a third
 def test_a_chunk_is_requested_once_in_an_epoch(
     settings: dict, digits_address: str, tmp_path: Path, s3: loopback.Requests
 ) -> None:
@@ -538,8 +642,12 @@ def test_a_chunk_is_requested_once_in_an_epoch(
 # The windowed order
 
 
-def sampled(epoch: int = 0, length: int = 1000, window: int = 4, **settings: int) -> list[tuple[int, int, int]]:
-    sampler = TrainBatchSampler(length, 10, seed=3, order=Windowed(torch.arange(length) % 20, window), **settings)
+def sampled(
+    epoch: int = 0, length: int = 1000, window: int = 4, **settings: int
+) -> list[tuple[int, int, int]]:
+    sampler = TrainBatchSampler(
+        length, 10, seed=3, order=Windowed(torch.arange(length) % 20, window), **settings
+    )
     sampler.epoch = epoch
     return [key for batch in sampler for key in batch]
 
@@ -550,8 +658,13 @@ def test_the_windowed_order_has_every_image_once_and_few_chunks_at_a_time() -> N
     assert order == [index for _, index, _ in sampled()]
     assert order != [index for _, index, _ in sampled(epoch=1)]
     chunks = [index % 20 for index in order]
-    places = {chunk: [place for place, other in enumerate(chunks) if other == chunk] for chunk in range(20)}
-    open_at = [sum(found[0] <= place <= found[-1] for found in places.values()) for place in range(1000)]
+    places = {
+        chunk: [place for place, other in enumerate(chunks) if other == chunk]
+        for chunk in range(20)
+    }
+    open_at = [
+        sum(found[0] <= place <= found[-1] for found in places.values()) for place in range(1000)
+    ]
     assert max(open_at) <= 4
     assert min(open_at[100:-100]) >= 3
     # Within them it is random: neighbors are of one chunk as rarely as four chunks allow.
@@ -561,13 +674,17 @@ def test_the_windowed_order_has_every_image_once_and_few_chunks_at_a_time() -> N
 def test_ranks_repeats_and_a_resume_share_out_the_windowed_order() -> None:
     whole = sampled(repeats=3)
     assert [repeat for _, _, repeat in whole[:6]] == [0, 1, 2, 0, 1, 2]
-    assert [index for _, index, _ in whole[::3]] == [index for _, index, _ in sampled()][: len(whole[::3])]
+    assert [index for _, index, _ in whole[::3]] == [index for _, index, _ in sampled()][
+        : len(whole[::3])
+    ]
     ranks = [sampled(repeats=3, rank=rank, world_size=2) for rank in range(2)]
     together = [key for pair in zip(*ranks, strict=True) for key in pair]
     assert together == whole[: len(together)]
     sampler = TrainBatchSampler(1000, 10, seed=3, order=Windowed(torch.arange(1000) % 20, 4))
     sampler.first_batch = 7
-    assert [index for batch in sampler for _, index, _ in batch] == [index for _, index, _ in sampled()][70:]
+    assert [index for batch in sampler for _, index, _ in batch] == [
+        index for _, index, _ in sampled()
+    ][70:]
 
 
 def test_the_order_is_refused_where_it_cannot_be_and_compared_on_resume(
@@ -575,18 +692,26 @@ def test_the_order_is_refused_where_it_cannot_be_and_compared_on_resume(
 ) -> None:
     with pytest.raises(UserError, match=r"--data.order windowed is for shards, .* is none"):
         module(digits_root, order="windowed")
-    with pytest.raises(UserError, match=r"9 chunks of s3://pictures/digits have .* raise --data.cache_gb or lower"):
+    with pytest.raises(
+        UserError, match=r"9 chunks of s3://pictures/digits have .* raise --data.cache_gb or lower"
+    ):
         module(digits_address, order="windowed", cache_gb=5e-5, data_dir=str(tmp_path))
-    with pytest.raises(UserError, match=r"the chunks of s3://pictures/digits have .* or give --data.order windowed"):
+    with pytest.raises(
+        UserError, match=r"the chunks of s3://pictures/digits have .* or give --data.order windowed"
+    ):
         module(digits_address, cache_gb=5e-5, data_dir=str(tmp_path))
-    with pytest.raises(UserError, match=r"a chunk of s3://pictures/digits has .* raise --data.cache_gb"):
+    with pytest.raises(
+        UserError, match=r"a chunk of s3://pictures/digits has .* raise --data.cache_gb"
+    ):
         module(digits_address, cache_gb=1e-6, data_dir=str(tmp_path))
     with pytest.raises(UserError, match="window must be at least 1"):
         module(digit_shards, order="windowed", window=0)
     windowed = module(digit_shards, order="windowed").state_dict()
     assert windowed == module(digits_address, order="windowed", data_dir=str(tmp_path)).state_dict()
     other = module(digit_shards, order="windowed", window=7)
-    state = dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[])
+    state = dict(
+        training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[]
+    )
     other.trainer = SimpleNamespace(**state)
     with pytest.raises(UserError, match="order of the images was windowed over 8 of the chunks"):
         other.load_state_dict(windowed)

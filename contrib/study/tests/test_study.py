@@ -26,7 +26,11 @@ from contrib.study.results import Result, Table
 from contrib.study.verb import StudyRuns
 
 FULL = Grid(size="full")
-TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1"]
+TINY = [
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=3",
+    "--trainer.limit_val_batches=1",
+]
 
 
 @pytest.fixture
@@ -34,7 +38,10 @@ def grid_file(tmp_path: Path) -> Path:
     """The grid with sizes of one and of two runs of 6 blocks."""
     content = yaml.safe_load(GRID.read_text())
     methods = {"one": ["layerscale"], "two": ["plain", "layerscale"]}
-    content["sizes"] = {size: {"depths": [6], "seeds": 1, "methods": methods[size], "places": []} for size in methods}
+    content["sizes"] = {
+        size: {"depths": [6], "seeds": 1, "methods": methods[size], "places": []}
+        for size in methods
+    }
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -70,7 +77,9 @@ def test_methods_and_places_are_those_of_the_paper() -> None:
         row = rows[run.paper]
         ours, theirs = grid.base | run.settings, row.settings
         names = [name for name in theirs if name.startswith("model.") and name != "model.name"]
-        assert {name: theirs[name] for name in names} == {name: ours.get(name) for name in names}, run.name
+        assert {name: theirs[name] for name in names} == {name: ours.get(name) for name in names}, (
+            run.name
+        )
         assert row.top1 is not None
         seen.add(run.paper)
     assert len(seen) == 7 * 4 + 1 + 8 + 13  # Table 1 with its run of 48 blocks, Table A.1, Table 2
@@ -148,17 +157,24 @@ def test_a_small_study_to_its_end(
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}
     main(command)
     assert "1 of 1 runs are done already" in capfd.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")
+    } == before
 
 
 def test_a_run_of_other_settings_or_of_none_is_refused(
-    grid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    grid_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["study", f"--grid={grid_file}", "--size=two", "--jobs=1"]
     path = Path("logs/study/plain-6-seed0/result.json")
     path.parent.mkdir(parents=True)
-    unfinished = json.dumps({"settings": ["--model.lr=1"], "result": None})  # interrupted, so it would be resumed
+    unfinished = json.dumps(
+        {"settings": ["--model.lr=1"], "result": None}
+    )  # interrupted, so it would be resumed
     for content, words in [
         (unfinished, "was trained with other settings; remove logs/study"),
         ("{", "result.json is no JSON"),
@@ -171,12 +187,24 @@ def test_a_run_of_other_settings_or_of_none_is_refused(
 
 
 def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
-    grid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    grid_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     with pytest.raises(SystemExit):
-        main(["study", f"--grid={grid_file}", "--size=two", "--out=other", "--jobs=1", "--model.lrr=1"])
+        main(
+            [
+                "study",
+                f"--grid={grid_file}",
+                "--size=two",
+                "--out=other",
+                "--jobs=1",
+                "--model.lrr=1",
+            ]
+        )
     told = capfd.readouterr().err
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
@@ -188,13 +216,38 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
 
 
 @pytest.mark.slow
-def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: Path, digits_root: Path) -> None:
-    settings = [f"--data={digits_root}", "--data.img_size=16", "--model.fields.patch_size=4", "--data.batch_size=64"]
-    settings += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--save_every_n_steps=2"]
-    settings += ["--model.fields.embed_dim=48", "--model.fields.num_heads=2", "--data.num_workers=0"]
+def test_a_study_that_is_ended_goes_on_with_its_runs(
+    grid_file: Path, tmp_path: Path, digits_root: Path
+) -> None:
+    settings = [
+        f"--data={digits_root}",
+        "--data.img_size=16",
+        "--model.fields.patch_size=4",
+        "--data.batch_size=64",
+    ]
+    settings += [
+        "--trainer.max_epochs=2",
+        "--trainer.limit_train_batches=6",
+        "--save_every_n_steps=2",
+    ]
+    settings += [
+        "--model.fields.embed_dim=48",
+        "--model.fields.num_heads=2",
+        "--data.num_workers=0",
+    ]
     settings += ["--trainer.accelerator=cpu", "--trainer.precision=32-true"]
-    command = [sys.executable, "-m", "cait", "study", f"--grid={grid_file}", "--size=two", *settings]
-    job = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "cait",
+        "study",
+        f"--grid={grid_file}",
+        "--size=two",
+        *settings,
+    ]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
     checkpoint = tmp_path / "logs/study/plain-6-seed0/checkpoints/last.ckpt"
     end = time.monotonic() + LIMIT
     while not checkpoint.exists():
@@ -202,9 +255,13 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
         assert job.poll() is None
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)
-    assert "The runs have saved; the same command continues them" in job.communicate(timeout=LIMIT)[1]
+    assert (
+        "The runs have saved; the same command continues them" in job.communicate(timeout=LIMIT)[1]
+    )
     assert job.returncode == 130
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT
+    )
     assert done.returncode == 0, done.stderr
     assert "Restored all states" in (checkpoint.parents[1] / "output.txt").read_text()
     with (tmp_path / "logs/study/results.csv").open() as file:
@@ -218,7 +275,9 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
         ({"depths": []}, "the size one has no runs"),
     ],
 )
-def test_a_size_without_runs_or_with_words_for_numbers_is_refused(changes: dict, words: str, grid_file: Path) -> None:
+def test_a_size_without_runs_or_with_words_for_numbers_is_refused(
+    changes: dict, words: str, grid_file: Path
+) -> None:
     content = yaml.safe_load(grid_file.read_text())
     content["sizes"]["one"] |= changes
     grid_file.write_text(yaml.safe_dump(content))
@@ -233,13 +292,23 @@ def test_a_size_without_runs_or_with_words_for_numbers_is_refused(changes: dict,
         (["--grid=nowhere.yaml"], "cannot read the grid nowhere.yaml"),
         (["--jobs=0"], "--jobs must be at least 1"),
         (["images/"], "the folder of images is --data DIR"),
-        (["--seed_everything=3"], "--seed_everything cannot be given: each run has its own; leave it out"),
-        (["--model.fields.depth=3", "--run_name=x"], "--model.fields.depth and --run_name cannot be given"),
+        (
+            ["--seed_everything=3"],
+            "--seed_everything cannot be given: each run has its own; leave it out",
+        ),
+        (
+            ["--model.fields.depth=3", "--run_name=x"],
+            "--model.fields.depth and --run_name cannot be given",
+        ),
         ([f"--grid={REPO}/configs/digits.yaml"], "is not a grid of a study: KeyError 'digits'"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):

@@ -21,7 +21,12 @@ from contrib.sweep.search_space import SearchSpace
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
     "settings": {
-        "trainer": {"max_epochs": 2, "limit_train_batches": 4, "limit_val_batches": 1, "log_every_n_steps": 1},
+        "trainer": {
+            "max_epochs": 2,
+            "limit_train_batches": 4,
+            "limit_val_batches": 1,
+            "log_every_n_steps": 1,
+        },
         "model.fields": {"embed_dim": 32, "depth": 1},
         "data": {"batch_size": 64, "num_workers": 0},
         "save_every_n_steps": 2,
@@ -35,7 +40,9 @@ TINY: dict[str, Any] = {
 
 def write(folder: Path, **changes: Any) -> Path:
     path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump({key: value for key, value in (TINY | changes).items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in (TINY | changes).items() if value is not None})
+    )
     return path
 
 
@@ -43,22 +50,39 @@ def write(folder: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"trails": 3}, "trails cannot be used: it is 3"),
-        ({"space": {"model.lr": {"low": 1, "hihg": 2}}}, "space.model.lr must be a list, or {low: A, high: B}"),
+        (
+            {"space": {"model.lr": {"low": 1, "hihg": 2}}},
+            "space.model.lr must be a list, or {low: A, high: B}",
+        ),
         ({"space": {"model.lr": {"low": 2, "high": 1}}}, "`low <= high`"),
         ({"space": None}, "space cannot be used: it is missing"),
         ({"sampler": "tpr"}, "sampler must be one of tpe, random, grid, got tpr"),
         ({"sampler": "grid"}, "space.model.lr is a range; a grid needs a list of values"),
-        ({"pruner": {"name": "median", "warmup": 1}}, "pruner: MedianPruner.__init__() got an unexpected keyword"),
-        ({"sampler": {"name": "random", "seed": 3}}, "got multiple values for keyword argument 'seed'"),
+        (
+            {"pruner": {"name": "median", "warmup": 1}},
+            "pruner: MedianPruner.__init__() got an unexpected keyword",
+        ),
+        (
+            {"sampler": {"name": "random", "seed": 3}},
+            "got multiple values for keyword argument 'seed'",
+        ),
         ({"sampler": {"name": ["tpe"]}}, "sampler must be one of tpe, random, grid, got ['tpe']"),
-        ({"sampler": {"name": "tpe", "n_startup_trials": "5"}}, "no trial can be drawn: '<' not supported"),
-        ({"space": {"model.lr": {"low": 0.1, "high": float("nan")}}}, "no trial can be drawn: Range exceeds"),
+        (
+            {"sampler": {"name": "tpe", "n_startup_trials": "5"}},
+            "no trial can be drawn: '<' not supported",
+        ),
+        (
+            {"space": {"model.lr": {"low": 0.1, "high": float("nan")}}},
+            "no trial can be drawn: Range exceeds",
+        ),
         ({"settings": {"best_metric": None}}, "settings.best_metric cannot be used: it is missing"),
         ({"trials": None}, "trials must be at least 1"),
         ({"name": ".."}, "a run's name has letters, digits"),
     ],
 )
-def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_bad_space_is_told_in_a_line(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(UserError) as error:
         SearchSpace(path)
@@ -70,10 +94,16 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
 def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None:
     shipped = SearchSpace(Path(__file__).parents[1] / "digits.yaml")
     assert (shipped.trials, shipped.name, len(shipped.axes)) == (12, "sweep-digits", 4)
-    search = SearchSpace(write(tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5]], "b": ["x", True]}))
+    search = SearchSpace(
+        write(
+            tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5]], "b": ["x", True]}
+        )
+    )
     assert (search.trials, search.is_max) == (4, True)
     assert search.grid[1] == {"a": "null", "b": "true"}
-    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1", "--best_mode=max"} <= {*search.arguments(search.grid[2])}
+    assert {"--a=[1, 0.5]", "--b=x", "--model.fields.depth=1", "--best_mode=max"} <= {
+        *search.arguments(search.grid[2])
+    }
     assert not SearchSpace(write(tmp_path, metric="val/loss")).is_max
 
 
@@ -112,9 +142,13 @@ def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path:
         trial = sweep.next_trial()
         assert not sweep.prunes(trial)  # its run has logged nothing
         rows = "".join(f"{epoch},{4 * epoch + 3},{value}\n" for epoch, value in enumerate(values))
-        (trials.trial_folder(tmp_path, number) / "metrics.csv").write_text(f"epoch,step,val/acc1\n{rows}")
+        (trials.trial_folder(tmp_path, number) / "metrics.csv").write_text(
+            f"epoch,step,val/acc1\n{rows}"
+        )
         assert sweep.prunes(trial) == bool(number)
-        assert sweep.study.trials[number].intermediate_values == dict(enumerate(values[: 2 if number else 3]))
+        assert sweep.study.trials[number].intermediate_values == dict(
+            enumerate(values[: 2 if number else 3])
+        )
         sweep.study.tell(trial, 30)
 
 
@@ -144,14 +178,25 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> No
     assert "The trials have saved; the same command continues them" in output
     (output,) = ended(start(tmp_path, "sweep", path))
     (trial,) = trials.Sweep(SearchSpace(Path(path)), folder, Program()).ranked()
-    assert (trial.number, trial.state, trial.params.keys()) == (0, TrialState.COMPLETE, {"model.lr", "data.mixup"})
-    assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (2, trial.value)
-    assert re.search(rf"^trial-000  complete  val/acc1 {trial.value:.5g}  data.mixup=", output, re.M)
+    assert (trial.number, trial.state, trial.params.keys()) == (
+        0,
+        TrialState.COMPLETE,
+        {"model.lr", "data.mixup"},
+    )
+    assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (
+        2,
+        trial.value,
+    )
+    assert re.search(
+        rf"^trial-000  complete  val/acc1 {trial.value:.5g}  data.mixup=", output, re.M
+    )
     assert "cait eval logs/tiny/trial-000" in output
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digits_root: Path) -> None:
+def test_a_killed_sweep_goes_on_and_two_processes_share_it(
+    tmp_path: Path, digits_root: Path
+) -> None:
     """The first trial's rate is infinite in effect; the second trains on without its sweep."""
     link_digits(tmp_path, digits_root)
     settings = TINY["settings"] | {"max_nonfinite_steps": 2}
@@ -163,7 +208,9 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     os.kill(job.pid, signal.SIGKILL)
     job.communicate()
     outputs = ended(*(start(tmp_path, "sweep", path) for _ in range(2)))
-    trained = sorted(name for output in outputs for name in re.findall(r"^(trial-\d+)  model", output, re.M))
+    trained = sorted(
+        name for output in outputs for name in re.findall(r"^(trial-\d+)  model", output, re.M)
+    )
     assert trained == ["trial-001", "trial-002", "trial-003"]
     (shown,) = ended(start(tmp_path, "sweep", path))
     sweep = trials.Sweep(SearchSpace(Path(path)), folder, Program())

@@ -42,9 +42,16 @@ in a YAML file on the command line too: --model.lr 1e-3"""
 
 # A verb's module is imported only when it is asked for: `cait --help` never waits for Lightning.
 VERBS = {
-    "fit": Verb("cait.cli.fit:fit", "train:              cait fit --config configs/digits.yaml --run_name NAME"),
-    "resume": Verb("cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]"),
-    "eval": Verb("cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"),
+    "fit": Verb(
+        "cait.cli.fit:fit",
+        "train:              cait fit --config configs/digits.yaml --run_name NAME",
+    ),
+    "resume": Verb(
+        "cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]"
+    ),
+    "eval": Verb(
+        "cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"
+    ),
     "predict": Verb(
         "cait.cli.predict:predict",
         "classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]\n"
@@ -91,7 +98,9 @@ def main(
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         _end(error)
         if line := own_line(error):
-            tell(f"cait: error: {line} has ended the run, by sys.exit or as the parser of a command line")
+            tell(
+                f"cait: error: {line} has ended the run, by sys.exit or as the parser of a command line"
+            )
         raise
     except Exception as error:
         raise SystemExit(_report(error, program)) from None
@@ -121,7 +130,9 @@ def _report(error: Exception, program: Program) -> int:
 def _print_any_name() -> None:
     """Let file names be printed that are no text, or whose letters the terminal lacks, or where nobody reads them."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell has closed it, and its number would be the next file's
+        if (
+            getattr(sys, name) is None
+        ):  # the shell has closed it, and its number would be the next file's
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         is_unicode = sys.stdout.encoding.lower().startswith("utf")

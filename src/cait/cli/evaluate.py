@@ -102,7 +102,9 @@ def _settings_to_score(folder: Path) -> Settings:
         "output": str(folder / rundir.EVALUATION),
     }
     if (folder / rundir.VALIDATION).is_file():
-        settings["data"] = {"val_list": None}  # `Scoring` reads that of the run, if the images are the run's
+        settings["data"] = {
+            "val_list": None
+        }  # `Scoring` reads that of the run, if the images are the run's
     return settings
 
 
@@ -191,7 +193,9 @@ class Scoring:
                 source.validate_on(None)
             return
         if typed := self.cli.line.typed & {f"data.{name}" for name in source.divided_by}:
-            raise UserError(f"--{min(typed)} does nothing where {folder} says what it held out: leave it out")
+            raise UserError(
+                f"--{min(typed)} does nothing where {folder} says what it held out: leave it out"
+            )
         held_out = folder / rundir.VALIDATION
         if not _are_of_run(source, data.get("labels"), folder):
             source.validate_on(None)
@@ -202,7 +206,9 @@ class Scoring:
         """Say how many images of a folder are left out, because they cannot be read."""
         source = self.data.source
         images = len(self.data.val_images)
-        is_whole = self.config.trainer.limit_val_batches in (None, 1.0) and not self.module.task.several
+        is_whole = (
+            self.config.trainer.limit_val_batches in (None, 1.0) and not self.module.task.several
+        )
         if isinstance(source, FolderSource) and is_whole and scored < images:
             root = shlex.quote(str(source.root))
             tell_once(
@@ -214,7 +220,9 @@ class Scoring:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
         from cait.train.callbacks import EMA
 
-        self.trainer.validate(**arguments | {"verbose": False})  # the table has the figures of Lightning's
+        self.trainer.validate(
+            **arguments | {"verbose": False}
+        )  # the table has the figures of Lightning's
         scores = {"raw": self._scores("val/", self.module.val_metrics)}
         average = EMA.among(self.trainer.callbacks)
         if average is not None and average.average is not None:
@@ -270,7 +278,9 @@ def show(result: Scores, rows: Sequence[Row], chosen: str) -> None:
         cells = [_cell(row, result[key]) for key in titles]
         if any(cells):
             table.add_row(row.title, *cells)
-    print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")
+    print(
+        f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}"
+    )
     console().print(table)
 
 

@@ -54,7 +54,11 @@ def train(line: Line, program: Program, prints_plan: bool = False) -> None:
             CaiTCLI(line, program, prints_plan)
             return
         except NextRun as other:
-            folder, is_new, layers = other.folder, other.is_new, other.layers  # not what holds the network of before
+            folder, is_new, layers = (
+                other.folder,
+                other.is_new,
+                other.layers,
+            )  # not what holds the network of before
         line = Line("fit", []) if is_new else continued(folder, [], program)
         line.layers += [(None, layer) for layer in layers]
 
@@ -78,17 +82,25 @@ def _continuing(folder: Path, typed: set[str], program: Program) -> Settings:
         check_run_name(folder.name)
     except UserError as error:
         raise UserError(f"rename the folder {folder}: {error}") from error
-    settings: Settings = {"trainer": {"default_root_dir": str(folder.parent)}, "run_name": folder.name}
+    settings: Settings = {
+        "trainer": {"default_root_dir": str(folder.parent)},
+        "run_name": folder.name,
+    }
     if "best_metric" in typed:  # the run's own best_mode was for another
         settings["best_mode"] = None
     if "ckpt_path" not in typed:
         from cait.run.checkpoints import newest_whole
 
         # One process reads the checksums; it alone decides.
-        last = program.processes.from_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
+        last = program.processes.from_first(
+            lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or "")
+        )
         if last:
             settings["ckpt_path"] = last
-            sys.argv += ["--ckpt_path", last]  # the processes that Lightning starts continue from the same one
+            sys.argv += [
+                "--ckpt_path",
+                last,
+            ]  # the processes that Lightning starts continue from the same one
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
     return settings

@@ -72,13 +72,18 @@ class CaiTCLI(LightningCLI):
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 parser_kwargs=strict
-                | {self.subcommand: strict | {"usage": f"cait {line.verb} {options}[--NAME VALUE ...]"}},
+                | {
+                    self.subcommand: strict
+                    | {"usage": f"cait {line.verb} {options}[--NAME VALUE ...]"}
+                },
             )
         except BaseException as error:
             if self.lock:
                 self.lock.roll_back()
             if refusals.is_of_restoring(error):
-                raise UserError(f"{self.checkpoint} cannot be continued from: {error_line(error)}") from error
+                raise UserError(
+                    f"{self.checkpoint} cannot be continued from: {error_line(error)}"
+                ) from error
             raise
         if self.lock:
             self.lock.release()
@@ -92,14 +97,18 @@ class CaiTCLI(LightningCLI):
         shown = any(word.startswith(("--help", "--print_config")) for word in self.line.words)
         set_parsing_settings(docstring_parse_attribute_docstrings=shown)
         for group in (DataSettings, ModuleSettings):
-            group.__init__.__annotations__ = get_type_hints(group)  # without rules, which would hide lists and choices
+            group.__init__.__annotations__ = get_type_hints(
+                group
+            )  # without rules, which would hide lists and choices
         return super().init_parser(**kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
         settings = settings_of(self.line.verb)
         for setting in settings:
-            parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
+            parser.add_argument(
+                f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help
+            )
         self.rules = refusals.rules_of_run(settings)
         for action in parser._actions:
             notes = [rule.help for rule in self.rules.get(action.dest, ()) if rule.help]
@@ -107,11 +116,15 @@ class CaiTCLI(LightningCLI):
                 action.help = f"{action.help or ''} ({', '.join(notes)})"
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
-        parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
+        parser.link_arguments(
+            "model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3)
+        )
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data.task", "model.task", apply_on="instantiate")
         drawn = os.getenv("PL_GLOBAL_SEED", 0)  # what Lightning takes for true
-        parser.link_arguments("seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed))
+        parser.link_arguments(
+            "seed_everything", "data.seed", lambda seed: int(drawn if seed is True else seed)
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         subcommand = self.subcommand
@@ -143,9 +156,13 @@ class CaiTCLI(LightningCLI):
         refusals.check_settings(config.trainer)
         refusals.check_callbacks(config.trainer, config.get("model.metrics") or {})
         if config.weights_only is False:
-            raise UserError("--weights_only false: checkpoints hold plain values alone; leave it out")
+            raise UserError(
+                "--weights_only false: checkpoints hold plain values alone; leave it out"
+            )
         if config.ckpt_path is None:
-            self.unused = refusals.Unused(config, self._parser("fit").get_defaults(), self.line.sources)
+            self.unused = refusals.Unused(
+                config, self._parser("fit").get_defaults(), self.line.sources
+            )
             self.unused.check(self.rules)
 
     def _known(self) -> list[str]:
@@ -158,14 +175,22 @@ class CaiTCLI(LightningCLI):
         if path is not None and path.name == rundir.CONFIG:
             settings, left_out = configurations.without_absent(settings, self._known())
             if left_out and trains:  # another verb has none of the settings of training
-                rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
+                rank_zero_info(
+                    f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them"
+                )
         return settings if trains else configurations.without_classes(settings)
 
     def _parse_ckpt_path(self) -> None:
         config = self.config[self.subcommand]
-        for name in self.line.typed & {"model.weights", "model.pretrained", "model.fields.layer_scale_init"}:
+        for name in self.line.typed & {
+            "model.weights",
+            "model.pretrained",
+            "model.fields.layer_scale_init",
+        }:
             if config.ckpt_path is not None and flatten(config.as_dict()).get(name):
-                raise UserError(f"--{name} is not read beside the checkpoint {config.ckpt_path}: leave it out")
+                raise UserError(
+                    f"--{name} is not read beside the checkpoint {config.ckpt_path}: leave it out"
+                )
         if self.subcommand == "fit":
             self._meet()
         # Lightning would silently prefer the checkpoint's hyper-parameters to the command line. Here the
@@ -173,7 +198,9 @@ class CaiTCLI(LightningCLI):
         if config.ckpt_path is not None:
             self.checkpoint = config.ckpt_path
             checkpoint = ckpt.read_checkpoint(config.ckpt_path)
-            config.weights_only = True  # whatever the configuration says; Lightning reads the file again
+            config.weights_only = (
+                True  # whatever the configuration says; Lightning reads the file again
+            )
             self.uses_average = ckpt.uses_average(checkpoint)
             self.checkpoint_epoch = checkpoint.get("epoch")
             self.checkpoint_step = checkpoint["global_step"]
@@ -185,7 +212,9 @@ class CaiTCLI(LightningCLI):
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
-        restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
+        restarts = self.processes.agree(
+            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        )  # each node counts its own
         if config.trainer.fast_dev_run or not any(map(int, restarts)):
             return
         folder = self._run_folder() / rundir.CHECKPOINTS
@@ -199,10 +228,16 @@ class CaiTCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
         if config.trainer.fast_dev_run:  # it writes nothing
             return root
-        launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1  # by torchrun or Lightning, or by SLURM
+        launched = (
+            "LOCAL_RANK" in os.environ or self.processes.started() > 1
+        )  # by torchrun or Lightning, or by SLURM
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            recipe = configurations.recipe(self.line.layers) or self.program.default_name or config.model.name
+            recipe = (
+                configurations.recipe(self.line.layers)
+                or self.program.default_name
+                or config.model.name
+            )
             name = re.sub(r"[^\w.=+-]+", "-", recipe).strip("-.=+") or "run"
             if not launched:  # processes that were launched separately cannot agree on a number
                 name = rundir.new_folder(root, name, make=not self.prints_plan).name
@@ -220,18 +255,24 @@ class CaiTCLI(LightningCLI):
         if not self.prints_plan:
             self.lock = RunLock(folder)
         checkpoints = folder / rundir.CHECKPOINTS
-        resumes = any(path == folder / rundir.CONFIG for path, _ in self.line.layers)  # maybe from elsewhere
+        resumes = any(
+            path == folder / rundir.CONFIG for path, _ in self.line.layers
+        )  # maybe from elsewhere
         goes_on = start and (resumes or _is_in(checkpoints, start))
         if rundir.checkpoints(checkpoints) and not goes_on:
             resume = self.program.command("resume", folder)
-            raise UserError(f"{folder} holds a run: go on with `{resume}` or give another --run_name")
+            raise UserError(
+                f"{folder} holds a run: go on with `{resume}` or give another --run_name"
+            )
         return folder
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
         if self.checkpoint:
             self.model.starts_anew = False  # the weights that it began with may be gone
-        if not (_has(ProgressBar, listed(settings.callbacks)) or sys.stdout.isatty()):  # a bar would fill a log
+        if not (
+            _has(ProgressBar, listed(settings.callbacks)) or sys.stdout.isatty()
+        ):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
         kwargs["plugins"] = self._plugins(settings)
         if self.subcommand == "fit":
@@ -278,7 +319,9 @@ class CaiTCLI(LightningCLI):
             self.datamodule.validation_path = folder / rundir.VALIDATION
             if goes_on:
                 self._keep_held_out()
-        first_step = (self.checkpoint_step or 0) if goes_on else 0  # a new run may start from another's checkpoint
+        first_step = (
+            (self.checkpoint_step or 0) if goes_on else 0
+        )  # a new run may start from another's checkpoint
         start = f"{self.checkpoint} at step {self.checkpoint_step}" if self.checkpoint else ""
         config = resolve_config(self.config.fit, self.model)
         run = plugins.Run(

@@ -49,7 +49,9 @@ class Loaded(NamedTuple):
         if self.data_state is not None:
             data.load_state_dict(self.data_state)
         if data.num_classes != len(self.class_names):
-            raise UserError(f"the network knows {len(self.class_names)} classes, {data.root} has {data.num_classes}")
+            raise UserError(
+                f"the network knows {len(self.class_names)} classes, {data.root} has {data.num_classes}"
+            )
         return data.val_images
 
     def judge(self, samples: Any) -> Iterator[tuple[Any, Any]]:
@@ -65,7 +67,12 @@ class Loaded(NamedTuple):
 
 
 def load(
-    source: str | Path, *, raw: bool = False, trust_config: bool = False, module: Any = None, data: Any = None
+    source: str | Path,
+    *,
+    raw: bool = False,
+    trust_config: bool = False,
+    module: Any = None,
+    data: Any = None,
 ) -> Any:
     """A trained run, to classify images with: `cait.load("logs/digits").predict("photo.jpg")`.
 
@@ -103,7 +110,9 @@ def load_run(options: Any, checkpoint: Path, folder: Path | None, program: Progr
     """`from_checkpoint` with the weights and the trust that the options of a verb say, see `Options.add_weights`."""
     img_size = vars(options).get("img_size")
     with trust.only_own(options.trusted):
-        return from_checkpoint(checkpoint, folder, options.ema, img_size, program.module, program.data)
+        return from_checkpoint(
+            checkpoint, folder, options.ema, img_size, program.module, program.data
+        )
 
 
 def checkpoint_of(source: str | Path, purpose: str) -> tuple[Path, Path | None]:
@@ -158,7 +167,9 @@ def from_checkpoint(
     settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
     settings |= saved.data_settings(folder) if folder else saved.image_settings(preprocessing)
     settings["img_size"] = size
-    settings["in_chans"] = channels if channels == 1 or settings.get("reader") else 3  # else its own transforms
+    settings["in_chans"] = (
+        channels if channels == 1 or settings.get("reader") else 3
+    )  # else its own transforms
     data_module = _data_module(data, settings, rundir.config(folder) if folder else path)
     data_module.check_prepares(data_state or {})
     return Loaded(
@@ -173,7 +184,9 @@ def from_checkpoint(
     )
 
 
-def _lightning_module(path: Path, checkpoint: ckpt.Checkpoint, averaged: bool, module_class: Any) -> Any:
+def _lightning_module(
+    path: Path, checkpoint: ckpt.Checkpoint, averaged: bool, module_class: Any
+) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
     from cait.model.network import at_most
     from cait.train.module import CaiTModule, ModuleSettings
@@ -188,7 +201,9 @@ def _lightning_module(path: Path, checkpoint: ckpt.Checkpoint, averaged: bool, m
         module.load_state_dict(checkpoint["state_dict"])
         module.model.load_state_dict(weights)
     except Exception as error:  # hyper-parameters of someone else's file may cause any error
-        raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
+        raise UserError(
+            f"{path} cannot be loaded: {one_line(error) or type(error).__name__}"
+        ) from error
     return module.eval()
 
 
@@ -200,7 +215,9 @@ def _data_module(data_class: Any, settings: Settings, source: Path) -> Any:
     try:
         return data_class(**saved.init_arguments(data_class, DataSettings, settings))
     except Exception as error:
-        raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
+        raise UserError(
+            f"{source} does not say how images are prepared: {one_line(error)}"
+        ) from error
 
 
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
@@ -216,4 +233,6 @@ def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
         return [*map(printable, names)]
     synonyms = imagenet.label_descriptions()
     words = [text.partition(",")[0] for text in synonyms]
-    return [word if words.count(word) == 1 else text for word, text in zip(words, synonyms, strict=True)]
+    return [
+        word if words.count(word) == 1 else text for word, text in zip(words, synonyms, strict=True)
+    ]

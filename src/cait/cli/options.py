@@ -7,7 +7,15 @@ from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
-from cait.guards.configurations import GROUPS, Layer, Sources, find_config, load_group, settings, typed
+from cait.guards.configurations import (
+    GROUPS,
+    Layer,
+    Sources,
+    find_config,
+    load_group,
+    settings,
+    typed,
+)
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
@@ -16,15 +24,24 @@ from cait.settings import In, Needs, Settings, flatten
 TRUST = "--trust-config"
 PRINT_PLAN = "--print-plan"
 HELP = {"-h", "--help"}
-CHECKPOINTS = Needs("checkpoints", "trainer.enable_checkpointing", lambda enabled: enabled is not False)
+CHECKPOINTS = Needs(
+    "checkpoints", "trainer.enable_checkpointing", lambda enabled: enabled is not False
+)
 VALIDATION = Needs(
     "validation",
     "trainer.limit_val_batches best_metric",
     lambda share, metric: share != 0 or not (metric or "val").startswith("val"),
 )
 SETTINGS = [
-    Setting("run_name", str | None, None, "Folder in logs/; null: the configuration's name, numbered if taken."),
-    Setting("output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]),
+    Setting(
+        "run_name",
+        str | None,
+        None,
+        "Folder in logs/; null: the configuration's name, numbered if taken.",
+    ),
+    Setting(
+        "output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]
+    ),
     Setting(
         "save_every_n_minutes",
         float | None,
@@ -67,14 +84,20 @@ SETTINGS = [
 
 def settings_of(verb: str) -> list[Setting]:
     """The settings that a verb has beside those of the classes."""
-    return [setting for setting in (*SETTINGS, *plugins.settings()) if not setting.verbs or verb in setting.verbs]
+    return [
+        setting
+        for setting in (*SETTINGS, *plugins.settings())
+        if not setting.verbs or verb in setting.verbs
+    ]
 
 
 class Options(argparse.ArgumentParser):
     """Options of a verb, with --help if there is a description; an error is a UserError."""
 
     def __init__(self, verb: str, description: str = "") -> None:
-        super().__init__(f"cait {verb}", description=description, add_help=bool(description), allow_abbrev=False)
+        super().__init__(
+            f"cait {verb}", description=description, add_help=bool(description), allow_abbrev=False
+        )
 
     def add_trust(self) -> None:
         """Take --trust-config, as `trusted`."""
@@ -92,7 +115,9 @@ class Options(argparse.ArgumentParser):
         That is False or True, or None for the weights that chose the checkpoint.
         """
         which = self.add_mutually_exclusive_group()
-        which.add_argument("--raw", action="store_false", default=None, dest="ema", help="the raw weights")
+        which.add_argument(
+            "--raw", action="store_false", default=None, dest="ema", help="the raw weights"
+        )
         which.add_argument(
             "--ema",
             action="store_true",
@@ -117,7 +142,9 @@ class Line:
         read: what reads a file of --config.
     """
 
-    def __init__(self, verb: str, arguments: list[str], read: Callable[[Path], Settings] = settings) -> None:
+    def __init__(
+        self, verb: str, arguments: list[str], read: Callable[[Path], Settings] = settings
+    ) -> None:
         options = Options(verb)
         options.add_argument("-c", "--config", action="append", default=[])
         for group in GROUPS:

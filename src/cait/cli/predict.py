@@ -42,8 +42,15 @@ def predict(arguments: list[str], program: Program) -> None:
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
-    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, or - for names on standard input")
+    options.add_argument(
+        "run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)"
+    )
+    options.add_argument(
+        "images",
+        metavar="IMAGE",
+        nargs="+",
+        help="files, folders, or - for names on standard input",
+    )
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     options.add_argument(
         "--top_k",
@@ -69,20 +76,28 @@ def _paths(source: str) -> Iterable[str]:
     if source == "-":
         text = os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff")
         return filter(None, text.replace("\r\n", "\n").split("\n"))
-    return dict(scan_flat(Path(source))) if os.path.isdir(source) else [source]  # a missing file gets a row too
+    return (
+        dict(scan_flat(Path(source))) if os.path.isdir(source) else [source]
+    )  # a missing file gets a row too
 
 
-def _rows(loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]) -> Iterator[Row]:
+def _rows(
+    loaded: loading.Loaded, paths: list[str], top_k: int | None, unreadable: list[str]
+) -> Iterator[Row]:
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     from cait.data.table import Images
 
     data = loaded.data
-    data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
+    data.num_workers = min(
+        data.workers(1), len(paths) // data.eval_batch_size
+    )  # a few images need no workers
     remaining = iter(paths)
     for probabilities, labels in loaded.judge(Images((path, 0) for path in paths)):
         finite = probabilities.isfinite().all(dim=1)
         predictions = loaded.task.best(probabilities.nan_to_num(), loaded.class_names, top_k)
-        for label, is_finite, best in zip(labels.tolist(), finite.tolist(), predictions, strict=True):
+        for label, is_finite, best in zip(
+            labels.tolist(), finite.tolist(), predictions, strict=True
+        ):
             path = next(remaining)
             if label < 0:
                 error = _why_unreadable(path, data.settings)
@@ -119,7 +134,9 @@ def _write(loaded: loading.Loaded, paths: list[str], asked: argparse.Namespace) 
         auto_refresh=False,  # a thread of its own might hold a lock that the loader's processes need when forked
     )
     with bar, _file(asked.output) as file:
-        rows = bar.track(_rows(loaded, paths, asked.top_k, unreadable), len(paths), description="images")
+        rows = bar.track(
+            _rows(loaded, paths, asked.top_k, unreadable), len(paths), description="images"
+        )
         FORMATS[asked.format](file, rows, paths, loaded, asked.top_k)
     noun = "image" if len(paths) == 1 else "images"
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
@@ -141,7 +158,9 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _table(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
+def _table(
+    file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None
+) -> None:
     """Rows as they come, in columns."""
     path_width = min(max(map(len, paths)), WIDEST)
     class_width = min(max(map(len, loaded.class_names)), WIDEST // 2)
@@ -163,7 +182,9 @@ def _cells(row: Row, class_width: int) -> str:
     return f"{first['class']:<{class_width}} {first['probability']:6.1%}  {rest}"
 
 
-def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None) -> None:
+def _csv(
+    file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, top_k: int | None
+) -> None:
     """path, class, probability, class_2, probability_2, ..., error; with several labels per image one cell for all."""
     several = loaded.task.several
     count = 1 if several else min(top_k or 5, len(loaded.class_names))
@@ -173,10 +194,16 @@ def _csv(file: IO[str], rows: Rows, paths: list[str], loaded: loading.Loaded, to
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*columns, "error"])
     for row in rows:
-        path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
+        path = (
+            row["path"]
+            if file is not sys.stdout
+            else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
+        )
         names = [best["class"] for best in row.get("predictions", ())]
         figures = [f"{best['probability']:.4f}" for best in row.get("predictions", ())]
-        if several and "error" not in row:  # as in a table of labels; without a class ";" stands alone
+        if (
+            several and "error" not in row
+        ):  # as in a table of labels; without a class ";" stands alone
             names = [";".join(names) or ";"]
             figures = [";".join(figures)]
         cells = [path, *chain(*zip(names, figures, strict=True))]

@@ -29,10 +29,14 @@ class SaveConfig(Callback):
         self.text = text
         lost = re.search(".*Unable to serialize instance.*", text)
         if lost:  # a resumed run could not read it back
-            raise UserError(f"config.yaml cannot hold {lost[0].strip()}: take text or a number instead")
+            raise UserError(
+                f"config.yaml cannot hold {lost[0].strip()}: take text or a number instead"
+            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path is None:  # a kill may come before the first step, while the head is solved
+        if (
+            trainer.ckpt_path is None
+        ):  # a kill may come before the first step, while the head is solved
             self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,7 +99,9 @@ def plan_run(run: plugins.Run, text: str, trainer_plugins: list[Any]) -> RunPlan
         UserError: a setting that cannot be used.
     """
     settings = run.trainer
-    best_mode = run.config.best_mode or known_mode(run.config.best_metric, run.module.val_metrics.own)
+    best_mode = run.config.best_mode or known_mode(
+        run.config.best_metric, run.module.val_metrics.own
+    )
     saves = settings.enable_checkpointing is not False and not settings.fast_dev_run
     if saves:
         trainer_plugins = [*trainer_plugins, DurableCheckpointIO()]
@@ -126,7 +132,9 @@ def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> Plan
         "first: when a batch begins, it saves what all did at the end of the one before": first,
         "--trainer.callbacks": listed(run.trainer.callbacks),
         "before all that may draw random numbers in a step": [StepSeed(run.data.seed)],
-        "before extras write to the run's folder": [] if run.trainer.fast_dev_run else [SaveConfig(text)],
+        "before extras write to the run's folder": []
+        if run.trainer.fast_dev_run
+        else [SaveConfig(text)],
         "an extra: how a step is computed": plugins.step_callbacks(run.module, run.data),
         "an extra": [callback for make in plugins.of_kind("callbacks") for callback in make(run)],
         "after extras that change gradients: it takes their norm": [
@@ -142,5 +150,7 @@ def resolve_config(config: Any, module: Any) -> Any:
     """The configuration as the run keeps it. It does not say where the run was resumed from."""
     kept = config.clone()
     kept.ckpt_path = None
-    kept.best_metric = metric_of_best(config.best_metric, module.task.metric, config.ema.decay is not None)
+    kept.best_metric = metric_of_best(
+        config.best_metric, module.task.metric, config.ema.decay is not None
+    )
     return kept

@@ -20,7 +20,15 @@ from cait import cores, loops, plugins, references, seeds
 from cait.ckpt import State
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
 from cait.data.folder import FolderSource, Splits, not_listed
-from cait.data.loader import Loader, Loading, Order, Published, ShardSampler, TrainBatchSampler, worker_start
+from cait.data.loader import (
+    Loader,
+    Loading,
+    Order,
+    Published,
+    ShardSampler,
+    TrainBatchSampler,
+    worker_start,
+)
 from cait.data.reading import UnreadableImages
 from cait.data.source import DataSource, open_source
 from cait.data.table import write_held_out
@@ -44,7 +52,9 @@ class DataSettings(*plugins.groups("data"), Mixing, Augmentation, Loading, Prepr
     """Seed of order, augmentation and mixing."""
 
 
-PREPARATION = next((kind for kind in plugins.groups("data") if issubclass(kind, Preprocessing)), Preprocessing)
+PREPARATION = next(
+    (kind for kind in plugins.groups("data") if issubclass(kind, Preprocessing)), Preprocessing
+)
 """The settings that say how an image is prepared: an extra's that are derived from the core's, or the core's."""
 
 
@@ -139,7 +149,11 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
-        return self.source.class_names if self.settings.class_names is None else self.settings.class_names
+        return (
+            self.source.class_names
+            if self.settings.class_names is None
+            else self.settings.class_names
+        )
 
     @property
     def label_names(self) -> list[str]:
@@ -175,7 +189,9 @@ class ImageNetDataModule(LightningDataModule):
         """The label of each training image [N]. Raises UserError if only opening every image tells it."""
         labels = getattr(self.source.train, "labels", None)
         if labels is None:
-            raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
+            raise UserError(
+                f"the classes of {self.root} cannot be counted without opening every image; use a folder"
+            )
         return torch.as_tensor(np.asarray(labels)).long()
 
     def summary(self) -> str:
@@ -228,13 +244,17 @@ class ImageNetDataModule(LightningDataModule):
         self._check_names()
         train = self.source.train
         val = self.source.val
-        self.unreadable = UnreadableImages(self.unreadable_path, self.settings.bad_allowed(len(train) + len(val)))
+        self.unreadable = UnreadableImages(
+            self.unreadable_path, self.settings.bad_allowed(len(train) + len(val))
+        )
         self.val_images = self._eval_images(val, self.unreadable)
         self.predict_samples = val
         if stage in ("fit", None):
             transform = self.train_transform
             opener = transform if transform is self.pipeline else self.settings
-            self.train_images = TrainImages(train, opener.open, transform, self.seed, self.unreadable)
+            self.train_images = TrainImages(
+                train, opener.open, transform, self.seed, self.unreadable
+            )
         if stage == "fit":
             _ = self.order  # refuses one that the source does not have
 
@@ -243,7 +263,9 @@ class ImageNetDataModule(LightningDataModule):
         names = self.class_names
         listed = self.source.class_names
         if len(names) != len(listed) or (names != listed and {*names} == {*listed}):
-            raise UserError(f"class_names has {len(names)} names, {self.root} has {abbreviate(listed)}; leave it out")
+            raise UserError(
+                f"class_names has {len(names)} names, {self.root} has {abbreviate(listed)}; leave it out"
+            )
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
         return EvalImages(samples, self.eval_transform, unreadable, self.settings)
@@ -253,7 +275,9 @@ class ImageNetDataModule(LightningDataModule):
         images = self.train_images
         size = self.batch_size
         rank, world_size = self.rank_and_world()
-        sampler = TrainBatchSampler(len(images), size, self.seed, self.settings.repeats, rank, world_size, self.order)
+        sampler = TrainBatchSampler(
+            len(images), size, self.seed, self.settings.repeats, rank, world_size, self.order
+        )
         if len(sampler) == 0:
             raise UserError(
                 f"{len(images)} training images do not fill one batch of {size} on {world_size} process(es); "
@@ -272,7 +296,9 @@ class ImageNetDataModule(LightningDataModule):
             source.keep(path)
             self.validation_path = None
         elif source.holds_out:
-            rank_zero_info(f"{path} is gone: {self.root} is divided anew, and what was trained on may validate")
+            rank_zero_info(
+                f"{path} is gone: {self.root} is divided anew, and what was trained on may validate"
+            )
 
     def _write_held_out(self) -> None:
         path = self.validation_path
@@ -286,7 +312,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
-        loader = self._eval_loader(self._eval_images(self.predict_samples, UnreadableImages()), "prediction")
+        loader = self._eval_loader(
+            self._eval_images(self.predict_samples, UnreadableImages()), "prediction"
+        )
         loader.finish = loader.finish and self._normalized
         return loader
 
@@ -294,15 +322,26 @@ class ImageNetDataModule(LightningDataModule):
         """Loader of another evaluation set of the same classes, under the same transform."""
         unreadable = UnreadableImages(limit=self.settings.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
-        loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
+        loader.finish = (
+            self._labelled
+        )  # here, because the Trainer gets the loader without this data module's hooks
         return loader
 
     def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
         rank, world_size = self.rank_and_world()
-        if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
-            raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
+        if (
+            len(images) < world_size
+        ):  # a process without a batch would not join in adding up the metrics
+            raise UserError(
+                f"{len(images)} {purpose} images cannot be shared out over {world_size} processes"
+            )
         sampler = ShardSampler(len(images), rank, world_size)
-        return Loader(images, sampler=sampler, batch_size=self.eval_batch_size, **self._loading(self.eval_batch_size))
+        return Loader(
+            images,
+            sampler=sampler,
+            batch_size=self.eval_batch_size,
+            **self._loading(self.eval_batch_size),
+        )
 
     def _loading(self, batch_size: int, bytes_a_value: int = 1) -> Settings:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
@@ -396,7 +435,9 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.settings.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size,
-            "batches accumulated, by epoch": loops.accumulation(self.trainer) if self.trainer else {0: 1},
+            "batches accumulated, by epoch": loops.accumulation(self.trainer)
+            if self.trainer
+            else {0: 1},
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
             "validation pictures": len(self.source.val),
@@ -422,7 +463,9 @@ class ImageNetDataModule(LightningDataModule):
     def _check_reader(self, state: State) -> None:
         reader = (state.get("preprocessing") or {}).get("reader")
         if reader and "reader" not in self.preprocessing:
-            raise UserError(f"the run reads images by {reader}, which needs an extra that is not here")
+            raise UserError(
+                f"the run reads images by {reader}, which needs an extra that is not here"
+            )
 
     def load_state_dict(self, state_dict: State) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
@@ -442,7 +485,9 @@ class ImageNetDataModule(LightningDataModule):
             if saved == value:
                 continue
             if name == "pixels by" and value == "timm" and self.settings.backend == "auto":
-                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
+                rank_zero_info(
+                    f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same"
+                )
             elif self.check_resume:
                 raise UserError(f"{message}; to continue anyway add --data.check_resume false")
             else:
@@ -453,7 +498,9 @@ class ImageNetDataModule(LightningDataModule):
         if saved == present:
             return
         changes = {"missing": {*saved} - {*present}, "unknown": {*present} - {*saved}}
-        problems = [f"{word}: {abbreviate(sorted(names))}" for word, names in changes.items() if names]
+        problems = [
+            f"{word}: {abbreviate(sorted(names))}" for word, names in changes.items() if names
+        ]
         raise UserError(
             f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: "
             f"{'; '.join(problems) or 'their order is another'}{remedy}"

@@ -15,7 +15,14 @@ from torch.utils.data import Dataset
 
 from cait import seeds
 from cait.data.loader import Key
-from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_image
+from cait.data.reading import (
+    RawImage,
+    Reading,
+    UnreadableImageError,
+    UnreadableImages,
+    check_raw,
+    load_image,
+)
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -40,7 +47,9 @@ class MapSamples:
     It has pairs of an image and the index of its class; NO_LABEL is for an image without a class.
     """
 
-    def __init__(self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]) -> None:
+    def __init__(
+        self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]
+    ) -> None:
         self.root = root
         self.split = split
         self.dataset = dataset
@@ -68,7 +77,9 @@ class MapSamples:
             raise UserError(f"{name} is not a pair of an image and a class index") from error
         check_raw(image, f"the image of {name}")
         if not NO_LABEL <= label < len(self.class_names):
-            raise UserError(f"{name} has the label {label}, there are {len(self.class_names)} classes")
+            raise UserError(
+                f"{name} has the label {label}, there are {len(self.class_names)} classes"
+            )
         return image, label
 
 

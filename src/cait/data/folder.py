@@ -13,7 +13,18 @@ import numpy as np
 from numpy import ndarray
 
 from cait import disk, plugins
-from cait.data.listing import BESIDE, BROKEN, HEIF, OTHER, Labeled, LeftOut, composed, entries, is_image, list_images
+from cait.data.listing import (
+    BESIDE,
+    BROKEN,
+    HEIF,
+    OTHER,
+    Labeled,
+    LeftOut,
+    composed,
+    entries,
+    is_image,
+    list_images,
+)
 from cait.data.table import TEST, TRAIN, UNUSED, VAL, Images, evenly_chosen, listed_among
 from cait.errors import UserError, abbreviate, printable, tell, tell_once, to_install
 from cait.settings import Group, In
@@ -149,7 +160,9 @@ class FolderSource:
                 f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
             )
         if odd := [name for name in names if not disk.is_text(name)]:
-            raise UserError(f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it")
+            raise UserError(
+                f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it"
+            )
         return names
 
     def classes_of(self, labels: Iterable[int]) -> set[str]:
@@ -195,7 +208,9 @@ class FolderSource:
         pool = images.select(may_validate)
         validates = listed_among(pool, self.root, listed) if listed else self.choose(pool)
         trains = ~validates
-        if listed and self.keeps_marks:  # an image that is marked to validate, and not in the list, came later
+        if (
+            listed and self.keeps_marks
+        ):  # an image that is marked to validate, and not in the list, came later
             trains &= pool.splits != VAL
         splits = images.splits.copy()
         splits[may_validate] = np.where(validates, VAL, np.where(trains, TRAIN, UNUSED))
@@ -294,7 +309,9 @@ def class_folders(folder: Path) -> dict[str, str]:
     folders: dict[str, str] = {}
     for name in entries(folder)[0]:
         if folders.setdefault(composed(name), name) != name:
-            raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
+            raise UserError(
+                f"{folder} holds two folders called {name}, whose letters are composed differently"
+            )
     return dict(sorted(folders.items()))
 
 
@@ -305,7 +322,9 @@ def list_classes(folders: Sequence[Path], names: Sequence[str], root: Path) -> I
     """
     left_out: LeftOut = defaultdict(list)
     sizes: list[int] = []
-    samples = chain.from_iterable(_list_classes(folder, names, left_out, sizes) for folder in folders)
+    samples = chain.from_iterable(
+        _list_classes(folder, names, left_out, sizes) for folder in folders
+    )
     prefix = os.path.join(root, "")
     are_below = all(os.path.join(folder, "").startswith(prefix) for folder in folders)
     images = Images(samples, prefix if are_below else "", names)
@@ -314,7 +333,9 @@ def list_classes(folders: Sequence[Path], names: Sequence[str], root: Path) -> I
     return images
 
 
-def _list_classes(folder: Path, names: Sequence[str], left_out: LeftOut, sizes: list[int]) -> Iterator[Labeled]:
+def _list_classes(
+    folder: Path, names: Sequence[str], left_out: LeftOut, sizes: list[int]
+) -> Iterator[Labeled]:
     folders, files = entries(folder)
     name_on_disk = {composed(name): name for name in folders}
     names = [name_on_disk.get(name, name) for name in names]
@@ -329,5 +350,9 @@ def _list_classes(folder: Path, names: Sequence[str], left_out: LeftOut, sizes: 
             left_out[BESIDE].append(path)
         elif not os.path.exists(path):
             left_out[BROKEN].append(path)
-    if empty := [str(folder / name) for name, count in zip(names, counts, strict=True) if not count]:
-        raise UserError(f"no images in the class folder {abbreviate(empty)}{not_listed(_below(left_out, folder))}")
+    if empty := [
+        str(folder / name) for name, count in zip(names, counts, strict=True) if not count
+    ]:
+        raise UserError(
+            f"no images in the class folder {abbreviate(empty)}{not_listed(_below(left_out, folder))}"
+        )

@@ -21,7 +21,17 @@ ARRAYS = (".npy", ".dcm", ".dicom")
 """Suffixes of what a `reader` may read; they are listed where there is nothing else."""
 OTHER, BROKEN, BESIDE = "other files", "broken links", "images beside the class folders"
 """Why something is left out; what is hidden is not mentioned."""
-HIDDEN = (".", "__pycache__", "__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE", "System Volume", "lost+found")
+HIDDEN = (
+    ".",
+    "__pycache__",
+    "__MACOSX",
+    "@eaDir",
+    "#recycle",
+    "@Recycle",
+    "$RECYCLE",
+    "System Volume",
+    "lost+found",
+)
 """Prefixes of names that programs make: Python, viewers, macOS's archives, disks of Synology, QNAP, Windows, ext4."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 Identity = tuple[int, int]
@@ -60,7 +70,9 @@ def spelled(folder: Path, name: str) -> str:
         return name
     path = Path()
     for step in Path(name).parts:
-        forms = (unicodedata.normalize(form, step) for form in ("NFC", "NFD"))  # of Linux, and of a Mac
+        forms = (
+            unicodedata.normalize(form, step) for form in ("NFC", "NFD")
+        )  # of Linux, and of a Mac
         path /= next((form for form in forms if (folder / path / form).exists()), step)
     return str(path)
 
@@ -97,7 +109,9 @@ def _list_files(folder: Path, names: Sequence[str]) -> Iterator[Labeled]:
             for inner, identity, files in sorted(tree):
                 owner, other = owners.setdefault(identity, (label, inner))
                 if owner != label:
-                    raise UserError(f"{other} and {inner} are one folder, under two classes: remove the link")
+                    raise UserError(
+                        f"{other} and {inner} are one folder, under two classes: remove the link"
+                    )
                 for name in files:
                     yield os.path.join(inner, name), label
 
@@ -153,7 +167,9 @@ def _holds_runs(folder: str) -> bool:
     """Whether a folder is a run's, or has runs in it. A class may have the name of one: it has images."""
     if _is_run(folder):
         return True
-    is_logs = os.path.basename(folder) == LOGS and os.path.realpath(folder) == os.path.realpath(LOGS)
+    is_logs = os.path.basename(folder) == LOGS and os.path.realpath(folder) == os.path.realpath(
+        LOGS
+    )
     images = 0
     folders: list[str] = []
     with suppress(OSError):
@@ -176,5 +192,7 @@ def _holds_runs(folder: str) -> bool:
 
 
 def _is_run(folder: str) -> bool:
-    files = {name for name in (LOCK, CONFIG, CHECKPOINTS) if os.path.exists(os.path.join(folder, name))}
+    files = {
+        name for name in (LOCK, CONFIG, CHECKPOINTS) if os.path.exists(os.path.join(folder, name))
+    }
     return LOCK in files or {CONFIG, CHECKPOINTS} <= files

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
 
 import numpy as np
-from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, JpegImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401
+from PIL import (  # noqa: F401  # to read their files
+    AvifImagePlugin,
+    ExifTags,
+    Image,
+    ImageColor,
+    JpegImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from cait.disk import TABLE, in_its_place, open_file
 from cait.errors import UserError, tell
@@ -91,7 +99,9 @@ class Reading(Group):
         with suppress(ValueError):
             if self.background is None or len(ImageColor.getrgb(self.background)) == 3:  # opaque
                 return
-        raise UserError(f"background must be a color, as white or '#8090a0', or null; got {self.background!r}")
+        raise UserError(
+            f"background must be a color, as white or '#8090a0', or null; got {self.background!r}"
+        )
 
     @property
     def channels(self) -> int:
@@ -105,8 +115,12 @@ class Reading(Group):
     def read(self, image: RawImage) -> Any:
         """Decode an image. Raises any kind of error."""
         with open_image(image) as opened:
-            if self.shrink is not None and opened is not image:  # it would change the caller's image
-                opened.draft(None, (self.shrink, self.shrink))  # JPEG decoders halve much faster, up to 3 times
+            if (
+                self.shrink is not None and opened is not image
+            ):  # it would change the caller's image
+                opened.draft(
+                    None, (self.shrink, self.shrink)
+                )  # JPEG decoders halve much faster, up to 3 times
             opened.load()
             turn = ORIENTATIONS.get(orientation(opened)) if self.exif_orientation else None
             pixels = _eight_bits(opened)
@@ -131,7 +145,9 @@ PUBLISHED = Reading(exif_orientation=False, background=None)
 def check_raw(image: Any, name: str) -> None:
     """Raise UserError if this is no `RawImage`."""
     if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
-        raise UserError(f"{name} is of type {type(image).__name__}; it must be a PIL image, a path or an open file")
+        raise UserError(
+            f"{name} is of type {type(image).__name__}; it must be a PIL image, a path or an open file"
+        )
 
 
 def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
@@ -157,7 +173,9 @@ def _buffered(stream: IO[bytes]) -> IO[bytes]:
     while chunk := stream.read(2**20):
         buffer.write(chunk)
         if buffer.tell() > MOST_BYTES:
-            raise UnreadableImageError(f"cannot read the image: it has more than {MOST_BYTES:,} bytes")
+            raise UnreadableImageError(
+                f"cannot read the image: it has more than {MOST_BYTES:,} bytes"
+            )
     buffer.seek(0)
     return buffer
 
@@ -210,7 +228,9 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
 def _check_jpeg(opened: JpegImagePlugin.JpegImageFile, bounded: Bounded, file: IO[bytes]) -> None:
     """Raise ValueError if the file has too many scans, and refuse long padding from now on."""
     bounded.is_jpeg = True
-    has_all_channels = bounded.last[:1] == bytes([opened.layers])  # in its first scan, whose header was read last
+    has_all_channels = bounded.last[:1] == bytes(
+        [opened.layers]
+    )  # in its first scan, whose header was read last
     if has_all_channels and "progressive" not in opened.info:
         return
     position = file.tell()
@@ -281,21 +301,31 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     is_raw = image.info.get("compression") == "raw"  # libtiff reads the others
     if not is_signed and not image.mode.startswith(("I", "F")):  # no gray of more than 8 bits
         if is_raw and bits > 8 and tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
-            raise ValueError("its channels of more than 8 bits lie one after the other, which Pillow reads wrong")
+            raise ValueError(
+                "its channels of more than 8 bits lie one after the other, which Pillow reads wrong"
+            )
         return image
     pixels = np.asarray(image)
     is_float = image.mode == "F"
     may_have_32_bits = image.mode == "I" and image.format != "PPM" and (tags or pixels.max() < 256)
     if is_signed or may_have_32_bits:
-        raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
+        raise ValueError(
+            "its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits"
+        )
     if is_float and not is_raw and getattr(tags, "prefix", b"") == b"MM":
-        raise ValueError("its floating-point numbers are compressed and big-endian, which Pillow reads wrong")
+        raise ValueError(
+            "its floating-point numbers are compressed and big-endian, which Pillow reads wrong"
+        )
     least, most = pixels.min(), pixels.max()
     white = 1 if is_float else 2**bits - 1
     if not 0 <= least <= most <= white:
-        raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
+        raise ValueError(
+            f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white"
+        )
     gray = np.rint(255 * pixels) if is_float else pixels >> (bits - 8)
-    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # white is 0; Pillow turns 8 bits alone
+    if (
+        tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+    ):  # white is 0; Pillow turns 8 bits alone
         gray = 255 - gray
     return Image.fromarray(gray.astype(np.uint8))
 
@@ -320,7 +350,9 @@ class UnreadableImageError(UserError):
         if isinstance(error, OSError | Image.DecompressionBombError):
             return True
         files = [Path(call.filename) for call in traceback.extract_tb(error.__traceback__)]
-        of_pillow = takewhile(lambda file: file.parent.name in ("PIL", "pillow_heif"), reversed(files))
+        of_pillow = takewhile(
+            lambda file: file.parent.name in ("PIL", "pillow_heif"), reversed(files)
+        )
         return any(file.name.lower().endswith(("plugin.py", "imagefile.py")) for file in of_pillow)
 
 

@@ -79,7 +79,9 @@ class SplitSource:
     def val(self) -> MapSamples:
         val = self.open_split(self.val_split)
         if val.class_names != self.class_names:
-            raise UserError(f"{self.root}: {self.train_split} and {self.val_split} do not have the same classes")
+            raise UserError(
+                f"{self.root}: {self.train_split} and {self.val_split} do not have the same classes"
+            )
         return val
 
     @property
@@ -90,13 +92,19 @@ class SplitSource:
 def _open_own(path: str, split: str) -> MapSamples:
     """Call the factory at `path`; see `root` of `cait.data.datamodule.ImageNetDataModule`."""
     dataset = made(path, split=split)
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
+        raise UserError(
+            f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__"
+        )
     with told_as(f"the length or `classes` of {path} cannot be used"):
         count = len(dataset)
         names = list(getattr(dataset, "classes", None) or [])
     if len(names) < 2 or not count or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
+        raise UserError(
+            f"{path} needs images, and `classes` on its data set, the names of at least 2 classes"
+        )
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UserError(f"{path} has several classes of one name: {abbreviate(twice)}")
     return MapSamples(path, split, dataset, names)
@@ -115,7 +123,9 @@ def write_digits(root: Path) -> None:
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    _, held_out = train_test_split(range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target)
+    _, held_out = train_test_split(
+        range(len(digits.target)), test_size=0.2, random_state=0, stratify=digits.target
+    )
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:

@@ -28,7 +28,9 @@ class Images:
         label_names: what the labels stand for.
     """
 
-    def __init__(self, samples: Iterable[Labeled], prefix: str = "", label_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, samples: Iterable[Labeled], prefix: str = "", label_names: Sequence[str] = ()
+    ) -> None:
         paths = bytearray()
         ends = array("q", [0])
         labels = array("i")
@@ -118,7 +120,9 @@ def evenly_chosen(images: Images, fraction: float) -> ndarray:
     for rows in rows_by_class(np.asarray(images.labels)):
         size = len(rows)
         if size < 2:
-            raise UserError(f"{images.name(rows[0])} is the only image of its class; two are needed to hold one out")
+            raise UserError(
+                f"{images.name(rows[0])} is the only image of its class; two are needed to hold one out"
+            )
         count = min(max(1, round(size * fraction)), size - 1)
         middles = (2 * np.arange(count) + 1) * size // (2 * count)  # of so many equal parts
         chosen[rows[middles]] = True
@@ -133,7 +137,9 @@ def listed_among(images: Images, root: Path, file: Path) -> ndarray:
     listed = set(held_out_paths(file, root))
     names = (composed(below(root, images.name(index))) for index in range(len(images)))
     chosen = np.fromiter((name in listed for name in names), bool, len(images))
-    if missing := listed.difference(composed(below(root, path)) for path, _ in images.select(chosen)):
+    if missing := listed.difference(
+        composed(below(root, path)) for path, _ in images.select(chosen)
+    ):
         raise UserError(
             f"{file} names images that are not in {root}: {abbreviate(sorted(missing))}; "
             "put them back, or take their lines out of the file"
@@ -148,9 +154,17 @@ def held_out_paths(file: Path, root: str | Path = "") -> list[str]:
 
     Raises UserError if the file cannot be read.
     """
-    return [composed(below_root(root, row["path"])) for _, row in disk.read_csv(file, str(file)) if row["path"]]
+    return [
+        composed(below_root(root, row["path"]))
+        for _, row in disk.read_csv(file, str(file))
+        if row["path"]
+    ]
 
 
-def write_held_out(file: Path, images: Images, root: str | Path, label_names: Sequence[str]) -> None:
+def write_held_out(
+    file: Path, images: Images, root: str | Path, label_names: Sequence[str]
+) -> None:
     """List the images that a run holds out, so that others hold out the same."""
-    disk.write_csv(file, ["path", "class"], [(below(root, path), label_names[label]) for path, label in images])
+    disk.write_csv(
+        file, ["path", "class"], [(below(root, path), label_names[label]) for path, label in images]
+    )

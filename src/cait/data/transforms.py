@@ -79,7 +79,9 @@ class Preprocessing(Reading):
 
     def train_transform(self, augmentation: "Augmentation") -> Compose:
         """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalized."""
-        stages = create_transform(is_training=True, separate=True, **self.timms(), **augmentation.timms_augmentation())
+        stages = create_transform(
+            is_training=True, separate=True, **self.timms(), **augmentation.timms_augmentation()
+        )
         first, policy, final = (stage.transforms for stage in stages)
         if self.fit != "crop":
             squared = (
@@ -125,7 +127,11 @@ class Augmentation(Group):
     color_jitter: Annotated[
         float | Sequence[float] | None,
         In("[0, inf)"),
-        Needs("auto_augment 3a or null", "auto_augment", lambda policy: not policy or policy.startswith("3a")),
+        Needs(
+            "auto_augment 3a or null",
+            "auto_augment",
+            lambda policy: not policy or policy.startswith("3a"),
+        ),
     ] = None
     """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
     0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
@@ -141,7 +147,9 @@ class Augmentation(Group):
         try:
             create_transform(224, is_training=True, **self.timms_augmentation())
         except (AssertionError, KeyError, ValueError) as error:
-            raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
+            raise UserError(
+                f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}"
+            ) from error
 
     def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
@@ -164,12 +172,18 @@ def apply_own(path: str, operation: Callable[[Any], Any], image: Any) -> Any:
     """Apply an augmentation of the user's own. Raises UserError if it makes an image of another type."""
     augmented = operation(image)
     if _type(augmented) != _type(image):
-        raise UserError(f"the augmentation {path} must return {_type(image)}, as it gets, not {_type(augmented)}")
+        raise UserError(
+            f"the augmentation {path} must return {_type(image)}, as it gets, not {_type(augmented)}"
+        )
     return augmented
 
 
 def _type(image: Any) -> str:
-    return f"an image in {image.mode} of {image.size}" if isinstance(image, Image.Image) else type(image).__name__
+    return (
+        f"an image in {image.mode} of {image.size}"
+        if isinstance(image, Image.Image)
+        else type(image).__name__
+    )
 
 
 def size_to_pad(image: Any, *target: Any) -> list[int]:
@@ -257,15 +271,21 @@ class Mixing(Group):
     def mixes(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
 
-    def mix(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    def mix(
+        self, images: Tensor, labels: Tensor, num_classes: int, seed: int
+    ) -> tuple[Tensor, Tensor]:
         """Mix [B, C, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
         Labels [B, num_classes] of several classes per image are mixed in the same shares.
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
         mixing smoothed ones.
         """
-        if labels.ndim == 2:  # mix the numbers of the images, and so learn the share of each in each
-            images, shares = self.mix(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
+        if (
+            labels.ndim == 2
+        ):  # mix the numbers of the images, and so learn the share of each in each
+            images, shares = self.mix(
+                images, torch.arange(len(labels), device=labels.device), len(labels), seed
+            )
             return images, shares @ labels
         np.random.seed(seed)  # timm draws from numpy's global generator
         return Mixup(

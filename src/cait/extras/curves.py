@@ -55,7 +55,9 @@ def rows(folder: Path) -> dict[int, dict[str, float]]:
             step = int(row.pop("step"))
             cells[step] |= {name: float(cell) for name, cell in row.items() if cell}
         except (KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{path}, line {line}, is no row of numbers: {one_line(error)[:100]}") from error
+            raise UserError(
+                f"{path}, line {line}, is no row of numbers: {one_line(error)[:100]}"
+            ) from error
     return cells
 
 
@@ -107,5 +109,10 @@ def draw(runs: Mapping[str, Curves]) -> Any:
                     label=f"{label} {split}",
                 )
     keys = {line.get_label(): line for panel in axes for line in panel.get_lines()}
-    figure.legend(handles=[*keys.values()], loc="outside lower center", ncols=min(4, 2 * len(titles)), fontsize=8)
+    figure.legend(
+        handles=[*keys.values()],
+        loc="outside lower center",
+        ncols=min(4, 2 * len(titles)),
+        fontsize=8,
+    )
     return figure

@@ -79,12 +79,20 @@ def extract(
     try:
         with in_evaluation(network), ThreadPoolExecutor(cores.share(1)) as pool:
             for start in range(0, len(chosen), BATCH):
-                batch, labels = default_collate([*pool.map(images.__getitem__, chosen[start : start + BATCH])])
+                batch, labels = default_collate(
+                    [*pool.map(images.__getitem__, chosen[start : start + BATCH])]
+                )
                 batch = batch.to(device)
                 seen = data.normalize_and_erase(batch) if batch.dtype == torch.uint8 else batch
                 side = min(SIDE, seen.shape[-1]) if pixels else 0
-                small = nn.functional.adaptive_avg_pool2d(seen, side).flatten(1).half().cpu().numpy()
-                vectors = inputs(network, head, seen) if features else np.empty((len(seen), 0), np.float32)
+                small = (
+                    nn.functional.adaptive_avg_pool2d(seen, side).flatten(1).half().cpu().numpy()
+                )
+                vectors = (
+                    inputs(network, head, seen)
+                    if features
+                    else np.empty((len(seen), 0), np.float32)
+                )
                 columns.append((vectors, labels.numpy(), small))
     finally:
         network.to(home)
@@ -98,14 +106,18 @@ def extract(
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
     """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
-    from cait.model.weights import classifiers  # here, because runs that take no features do not load it
+    from cait.model.weights import (
+        classifiers,
+    )  # here, because runs that take no features do not load it
 
     seen: list[Tensor] = []
     for layer in [head] if head else classifiers(network)[:1]:
         with layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0])):
             logits_of(network, images)
     if not seen:
-        raise UserError("features are what the classifier sees, and the network calls none: give it get_classifier()")
+        raise UserError(
+            "features are what the classifier sees, and the network calls none: give it get_classifier()"
+        )
     features = seen[-1].movedim(1, -1) if isinstance(layer, nn.Conv2d) else seen[-1]
     return features.reshape(len(features), -1, features.shape[-1]).mean(1).float().cpu().numpy()
 
@@ -147,7 +159,9 @@ class Rows(NamedTuple):
         """The mean loss under a layer [D + 1, C]. Its last row is the bias. Of several labels, one against the rest."""
         logits = torch.addmm(layer[-1], self.features, layer[:-1])
         if self.targets.ndim == 2:
-            losses = binary_cross_entropy_with_logits(logits, self.targets.to(logits), reduction="none").sum(1)
+            losses = binary_cross_entropy_with_logits(
+                logits, self.targets.to(logits), reduction="none"
+            ).sum(1)
         else:
             losses = cross_entropy(logits, self.targets, reduction="none")
         return (losses * self.weights).mean()
@@ -162,7 +176,11 @@ class Head(NamedTuple):
 
 
 def solve(
-    features: Tensor, targets: Tensor, classes: int, weights: Tensor | None = None, strength: float | None = None
+    features: Tensor,
+    targets: Tensor,
+    classes: int,
+    weights: Tensor | None = None,
+    strength: float | None = None,
 ) -> Head:
     """The head that fits all rows best. It is solved on standardized features, and folded to take them as they are.
 
@@ -235,5 +253,7 @@ def classify(rows: np.ndarray, labels: np.ndarray, others: np.ndarray, classes: 
     """The classes of `others` [M, D] by a head that is solved on rows [N, D], or a part of them, with C 1."""
     most = WORK // (rows.shape[1] * max(10, classes))
     some = evenly(len(rows), max(2 * classes, most))
-    head = solve(torch.from_numpy(rows[some]), torch.from_numpy(labels[some]), classes, strength=1.0)
+    head = solve(
+        torch.from_numpy(rows[some]), torch.from_numpy(labels[some]), classes, strength=1.0
+    )
     return (others @ head.weight.numpy().T + head.bias.numpy()).argmax(1)

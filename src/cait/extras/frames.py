@@ -38,7 +38,11 @@ def told_of_frames(source: FolderSource) -> str | None:
 def _has_twin(name: str, names: list[str]) -> bool:
     """Whether an image looks like one of the sorted `names` just before or after it in the same folder."""
     after = bisect(names, name)
-    neighbors = [other for other in names[max(0, after - 1) : after + 1] if Path(other).parent == Path(name).parent]
+    neighbors = [
+        other
+        for other in names[max(0, after - 1) : after + 1]
+        if Path(other).parent == Path(name).parent
+    ]
     with suppress(Exception):  # a run counts and names those that cannot be read
         image = _read(name)
         most = min(SAME, OF_CONTRAST * np.abs(image - image.mean(axis=(0, 1))).mean())

@@ -12,10 +12,21 @@ from cait.settings import Settings
 def add_options(options: Options) -> None:
     """Take RUN, as `source`, or --name MODEL and its --weights; then --img_size and what a run's weights need."""
     group = options.add_mutually_exclusive_group(required=True)
-    group.add_argument("source", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    group.add_argument("--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18")
-    options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
-    options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
+    group.add_argument(
+        "source",
+        metavar="RUN",
+        nargs="?",
+        help="a run in logs/, its folder, or a checkpoint (.ckpt)",
+    )
+    group.add_argument(
+        "--name", metavar="MODEL", help="a network in place of a run, as xxs24 or timm/resnet18"
+    )
+    options.add_argument(
+        "--weights", metavar="FILE", help="its weights; default: those that timm publishes"
+    )
+    options.add_argument(
+        "--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized"
+    )
     options.add_weights()
 
 

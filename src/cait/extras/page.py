@@ -19,16 +19,24 @@ MOST_PAIRS = 15
 """Rows of a table of pairs."""
 
 
-def write(path: Path, title: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]) -> None:
+def write(
+    path: Path, title: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]
+) -> None:
     """Write a page whole: a title, a list of facts in words, then the sections, each of a heading and HTML."""
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(title),
-        facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts),
-        sections="".join(f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections),
+        facts="".join(
+            f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts
+        ),
+        sections="".join(
+            f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections
+        ),
     )
     with disk.atomic_write(path) as beside:
-        beside.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
+        beside.write_text(
+            page, encoding="utf-8", errors="xmlcharrefreplace"
+        )  # file names may be no text
 
 
 def escape(text: str) -> str:

@@ -41,7 +41,9 @@ def grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row: int = 3) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, width: float, height: float, below: float = 0.0, in_a_row: int = 3
+) -> tuple[Figure, list[Axes]]:
     """A figure and axes of width × height inches each, with room `below` for a legend."""
     columns = min(in_a_row, count)
     rows = math.ceil(count / columns)
@@ -54,11 +56,15 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
     """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]; planes as `SHOWN` says."""
     values = image.float().cpu().permute(1, 2, 0).numpy()
-    if preprocessing.reader or len(image) != len(preprocessing.mean):  # a transform of one's own made others
+    if preprocessing.reader or len(image) != len(
+        preprocessing.mean
+    ):  # a transform of one's own made others
         values = values[..., : 3 if len(image) >= 3 else 1] / 4 + 0.5
         colors = (255 * values.clip(0, 1)).astype(np.uint8)
     else:
-        values = values * np.asarray(preprocessing.std, np.float32) + np.asarray(preprocessing.mean, np.float32)
+        values = values * np.asarray(preprocessing.std, np.float32) + np.asarray(
+            preprocessing.mean, np.float32
+        )
         colors = (values * 255).round().clip(0, 255).astype(np.uint8)
     return colors.repeat(3 // colors.shape[2], axis=2)
 
@@ -70,4 +76,6 @@ def write(figure: Figure, path: Path) -> None:
         with disk.atomic_write(path) as beside:
             figure.savefig(beside, format=path.suffix[1:])
     except ValueError as error:
-        raise UserError(f"{path}: a figure's file ends with .png, .pdf or .svg: {one_line(error)}") from error
+        raise UserError(
+            f"{path}: a figure's file ends with .png, .pdf or .svg: {one_line(error)}"
+        ) from error

@@ -30,7 +30,9 @@ WEAKEST = 5
 
 def weakest(per_class: Mapping[str, float | None]) -> list[tuple[float, str]]:
     """Accuracy in percent and name of the classes below 100 %, the lowest first."""
-    return sorted((share, name) for name, share in per_class.items() if share is not None and share < 100)
+    return sorted(
+        (share, name) for name, share in per_class.items() if share is not None and share < 100
+    )
 
 
 def read(folder: Path, checkpoint: Path, again: str) -> Settings:
@@ -61,5 +63,7 @@ def read(folder: Path, checkpoint: Path, again: str) -> Settings:
     if problem:
         raise UserError(f"{path} is of {problem}: score it again with `{again}`")
     for weights in {"raw", "ema"} & about.keys():
-        about[weights] = {name: value for name, value in about[weights].items() if value is not None}
+        about[weights] = {
+            name: value for name, value in about[weights].items() if value is not None
+        }
     return about

@@ -74,7 +74,9 @@ class Sources:
         """The number of the last source that gives one of these settings, a part or the whole of it; -1 for none."""
         last = -1
         for number, names in enumerate(self.names):
-            if any(is_in(name, settings) for name in names) or any(is_in(name, names) for name in settings):
+            if any(is_in(name, settings) for name in names) or any(
+                is_in(name, names) for name in settings
+            ):
                 last = number
         return last
 
@@ -96,7 +98,9 @@ def recipe(layers: Iterable[Layer]) -> str:
 def check_run_name(name: str) -> None:
     """Raise UserError if a run cannot be called that."""
     if not re.fullmatch(r"\w[\w.=+-]*", name):
-        raise UserError(f"a run's name has letters, digits and _, then also . - + =, and is not a path: {name!r}")
+        raise UserError(
+            f"a run's name has letters, digits and _, then also . - + =, and is not a path: {name!r}"
+        )
 
 
 def is_overlay(path: Path, content: Settings) -> bool:
@@ -117,12 +121,18 @@ def settings(path: Path, text: str | None = None) -> Settings:
     """
     content = load(read_text(path) if text is None else text, path)
     if not isinstance(content, dict):
-        raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
+        raise UserError(
+            f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it"
+        )
     linked = LINKED.keys() & flatten(content)
     if linked:  # the parser would silently ignore them
         name = min(linked)
         raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
-    return {name: value for name, value in content.items() if value is not None or name not in (*GROUPS, "ema")}
+    return {
+        name: value
+        for name, value in content.items()
+        if value is not None or name not in (*GROUPS, "ema")
+    }
 
 
 def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, list[str]]:
@@ -140,7 +150,11 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
                 if f"{group}.{key}" in known or (group == "model" and value)
             }
     remaining = flatten(kept)
-    left_out = [name for name, value in flatten(config).items() if name not in remaining and value not in OFF]
+    left_out = [
+        name
+        for name, value in flatten(config).items()
+        if name not in remaining and value not in OFF
+    ]
     return kept, left_out
 
 
@@ -168,7 +182,9 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_str)  # the parser too takes dates for text
+Loader.add_constructor(
+    "tag:yaml.org,2002:timestamp", Loader.construct_yaml_str
+)  # the parser too takes dates for text
 NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 """The parser takes 1e-3 for a number, so a name like that needs quotes."""
 for yaml_class in (Loader, yaml.SafeDumper):

@@ -37,7 +37,12 @@ class NonFiniteGuard(Callback):
         self.limit = limit
         self.in_a_row = torch.zeros(())
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+    def on_before_optimizer_step(
+        self,
+        trainer: Trainer,
+        pl_module: CaiTModule,  # type: ignore[override]
+        optimizer: Optimizer,
+    ) -> None:
         norm = pl_module.grad_norm = pl_module.gradient_norm(optimizer)
         bad = norm.isfinite().logical_not().float()
         self.in_a_row = (self.in_a_row.to(bad.device) + 1) * bad
@@ -45,7 +50,9 @@ class NonFiniteGuard(Callback):
             pl_module.log("train/grad_norm", norm)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused, and no wrapper of a fused one
+        if getattr(
+            optimizer, "_step_supports_amp_scaling", False
+        ):  # fused, and no wrapper of a fused one
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         elif bad:
             raise SkipStep
@@ -59,7 +66,9 @@ class NonFiniteGuard(Callback):
             path = self.folder / NONFINITE
             if trainer.is_global_zero:
                 images, targets = (tensor.cpu() for tensor in batch)
-                torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
+                torch.save(
+                    {"images": images, "targets": targets, "step": trainer.global_step}, path
+                )
             raise UserError(
                 f"{int(self.in_a_row)} steps in a row gave no finite gradient and were skipped; "
                 f"the last batch is in {path}. Lower --model.lr, or look at the data"
@@ -68,10 +77,15 @@ class NonFiniteGuard(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         skipped = int(self.in_a_row)
         if skipped and trainer.is_global_zero:
-            print(f"The last {skipped} steps were left out: their gradients were not finite", flush=True)
+            print(
+                f"The last {skipped} steps were left out: their gradients were not finite",
+                flush=True,
+            )
         for callback in trainer.early_stopping_callbacks:
             reason = callback.stopping_reason_message
-            if trainer.should_stop and reason and not callback.verbose:  # else Lightning has said it
+            if (
+                trainer.should_stop and reason and not callback.verbose
+            ):  # else Lightning has said it
                 rank_zero_info(f"stopped early: {reason}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,4 +115,7 @@ class UnreadableReport(Callback):
         count = unreadable.check()
         if count > self._reported and trainer.is_global_zero:
             self._reported = count
-            print(f"{count} images cannot be read, others stand in for them: {unreadable.path}", flush=True)
+            print(
+                f"{count} images cannot be read, others stand in for them: {unreadable.path}",
+                flush=True,
+            )

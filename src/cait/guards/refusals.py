@@ -27,7 +27,13 @@ from cait.settings import In, Needs, Rule, flatten, listed, rules_of
 from cait.train.metrics import best_mode
 from cait.train.module import ModuleSettings
 
-REPEATED = ("Does not validate", "Subtypes:", "Errors:", "Given value type:", "Expected a <class 'NoneType'>")
+REPEATED = (
+    "Does not validate",
+    "Subtypes:",
+    "Errors:",
+    "Given value type:",
+    "Expected a <class 'NoneType'>",
+)
 MOST = 100
 """Letters of a line: the value may be an object with all its settings."""
 REPLACED = {
@@ -56,7 +62,11 @@ RULES: dict[str, Sequence[Rule]] = {
     "trainer.gradient_clip_val": [In("[0, inf)")],  # below 0 it would turn gradients
     "trainer.gradient_clip_algorithm": [Needs("a gradient_clip_val", "gradient_clip_val")],
     "trainer.min_epochs": [
-        Needs("more epochs", "max_epochs min_epochs", lambda most, least: not (most and least and 0 < most < least))
+        Needs(
+            "more epochs",
+            "max_epochs min_epochs",
+            lambda most, least: not (most and least and 0 < most < least),
+        )
     ],
     "trainer.limit_test_batches": [NO_VERB],
     "trainer.limit_predict_batches": [NO_VERB],
@@ -93,12 +103,17 @@ def is_of_restoring(error: BaseException) -> bool:
     if isinstance(error, UserError | OSError) or not isinstance(error, Exception):
         return False
     calls = traceback.extract_tb(error.__traceback__)
-    return any(call.filename.endswith("checkpoint_connector.py") and "restore" in call.name for call in calls)
+    return any(
+        call.filename.endswith("checkpoint_connector.py") and "restore" in call.name
+        for call in calls
+    )
 
 
 def explain(message: str, verb: str, known: list[str]) -> str:
     """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
-    if unknown := re.search(r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message):
+    if unknown := re.search(
+        r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message
+    ):
         return _explain_unknown(unknown[1], verb, known)
     if linked := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         reason = configurations.LINKED.get(linked[1], "it follows another setting")
@@ -120,23 +135,37 @@ def _explain_unknown(name: str, verb: str, known: list[str]) -> str:
 def _shortened(message: str) -> str:
     """What jsonargparse says of a value, without the types that it lists a second time."""
     lines = dict.fromkeys(line.strip(" -")[:MOST] for line in message.splitlines())
-    return "; ".join(line for line in lines if line and not line.startswith(REPEATED)).replace(":; ", ": ")
+    return "; ".join(line for line in lines if line and not line.startswith(REPEATED)).replace(
+        ":; ", ": "
+    )
 
 
 def check_settings(settings: Any) -> None:
     """Refuse settings of the Trainer, as the command line has them, that Lightning accepts and a run cannot have."""
-    for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
+    for name in (
+        "max_epochs",
+        "max_steps",
+        "limit_train_batches",
+        "val_check_interval",
+        "check_val_every_n_epoch",
+    ):
         if settings[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
     interval = settings.val_check_interval
-    if not isinstance(interval, int | float | None):  # each process would go by its own clock, and a resumed run too
-        raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
+    if not isinstance(
+        interval, int | float | None
+    ):  # each process would go by its own clock, and a resumed run too
+        raise UserError(
+            f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}"
+        )
     if "://" in str(settings.default_root_dir):
         raise UserError(
             f"--trainer.default_root_dir {settings.default_root_dir}: a run is on a disk; copy it from there"
         )
     if settings.use_distributed_sampler:
-        raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+        raise UserError(
+            "--trainer.use_distributed_sampler true: the data module itself divides the images"
+        )
 
 
 def rules_of_run(settings: Sequence[plugins.Setting]) -> dict[str, Sequence[Rule]]:
@@ -187,7 +216,11 @@ class Unused:
     def check_made(self, network: Any, source: Any, strategy: Any) -> None:
         """Raise UserError if a setting is of no use for the network, the source of the images or the processes."""
         if isinstance(strategy, SingleDeviceStrategy):
-            self.refuse("trainer.sync_batchnorm", ["trainer.devices", "trainer.strategy"], "several processes")
+            self.refuse(
+                "trainer.sync_batchnorm",
+                ["trainer.devices", "trainer.strategy"],
+                "several processes",
+            )
         if getattr(network, "takes_no_drop_path_rate", False):
             self.refuse("model.drop_path_rate", ["model.name"], "a network that takes it")
         for name in getattr(source, "without_use", FolderSource.divided_by):
@@ -205,7 +238,9 @@ def check_callbacks(trainer: Any, metrics: Mapping[str, str]) -> None:
     """
     for callback in listed(trainer.callbacks):
         if hasattr(callback, "class_path"):
-            problem = _problem(callback.class_path, callback.get("init_args") or {}, trainer, metrics)
+            problem = _problem(
+                callback.class_path, callback.get("init_args") or {}, trainer, metrics
+            )
             if problem:
                 name = callback.class_path.rpartition(".")[2]
                 raise UserError(f"--trainer.callbacks {name}: {problem}")
@@ -237,7 +272,9 @@ def check_rates(schedule: Any, images: int) -> None:
     """Refuse a least learning rate above the highest one, for steps of so many images."""
     peak = schedule.lr * max(1, images / (schedule.lr_base_size or images))
     if schedule.schedule != "constant" and schedule.min_lr > peak:
-        raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
+        raise UserError(
+            f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it"
+        )
 
 
 def check_strategy(trainer: Trainer, settings: Any) -> None:
@@ -245,7 +282,9 @@ def check_strategy(trainer: Trainer, settings: Any) -> None:
     strategy = trainer.strategy
     if hasattr(strategy, "check"):
         strategy.check(trainer.precision, bool(settings.sync_batchnorm))
-    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(settings.strategy):
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(
+        settings.strategy
+    ):
         raise UserError(
             f"--trainer.strategy: runs save and resume with ddp or one device, not {type(strategy).__name__}"
         )
@@ -254,10 +293,18 @@ def check_strategy(trainer: Trainer, settings: Any) -> None:
 def check_processes(trainer: Trainer, started: int) -> None:
     """Refuse a run that does not have the processes that the user asked for, where a launcher has `started` so many."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
-    if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
-        raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
+    if (
+        trainer.num_nodes > 1
+        and isinstance(cluster, LightningEnvironment)
+        and not os.getenv("MASTER_ADDR")
+    ):
+        raise UserError(
+            f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun"
+        )
     asked = trainer.num_devices * trainer.num_nodes
-    actual = trainer.world_size if started in (1, asked) else started  # Lightning would train on as many as these
+    actual = (
+        trainer.world_size if started in (1, asked) else started
+    )  # Lightning would train on as many as these
     if actual != asked:
         raise UserError(
             f"--trainer.devices and num_nodes make {asked} processes, {actual} were started: "

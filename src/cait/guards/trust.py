@@ -20,7 +20,9 @@ from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, flatten, listed
 
-PUBLIC = re.compile(r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*|cait\.extras\.\w+\.planes:read")
+PUBLIC = re.compile(
+    r"(torch\.nn|torch\.optim|torchmetrics\.classification):[A-Z]\w*|cait\.extras\.\w+\.planes:read"
+)
 """Classes that any run may name: no function is among them but the readers of extras."""
 FILES = ("config", "data", "ema", "model", "trainer")
 """Settings that, where they are text, name a file of settings."""
@@ -86,7 +88,9 @@ def code_of_run(config: Settings) -> Iterator[str]:
         setting = name.rstrip("+").removeprefix("trainer.")
         is_class = setting in (*FILES, *configurations.CLASSES)
         for text in listed(value):
-            if isinstance(text, str) and (is_class or (setting in configurations.WORDS and "." in text)):
+            if isinstance(text, str) and (
+                is_class or (setting in configurations.WORDS and "." in text)
+            ):
                 yield text
         if value and ELSEWHERE.match(name):
             yield f"{name} {value}"
@@ -104,7 +108,11 @@ def code_in(value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from code_in(item)
-    elif isinstance(value, str) and (references.is_path(value) or _may_hide(value)) and not PUBLIC.fullmatch(value):
+    elif (
+        isinstance(value, str)
+        and (references.is_path(value) or _may_hide(value))
+        and not PUBLIC.fullmatch(value)
+    ):
         yield value
 
 

@@ -109,13 +109,19 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def reference(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
+def reference(
+    qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+) -> Tensor:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k], as published, by PyTorch's operations."""
     q, k, v = by_heads(qkv)
-    return merge_heads(mixed_softmax((q * scale) @ k.transpose(-2, -1), weight_l, bias_l, weight_w, bias_w) @ v)
+    return merge_heads(
+        mixed_softmax((q * scale) @ k.transpose(-2, -1), weight_l, bias_l, weight_w, bias_w) @ v
+    )
 
 
-def mixed_softmax(scores: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor) -> Tensor:
+def mixed_softmax(
+    scores: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor
+) -> Tensor:
     """W_w softmax(W_l scores), the weights of the values, for scores [B, h, N, N], of the same shape."""
     return mix_heads(mix_heads(scores, weight_l, bias_l).softmax(dim=-1), weight_w, bias_w)
 
@@ -126,7 +132,9 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
     One matrix product over [B, h, N·N]. nn.Linear would need the heads last, and so a copy of the maps.
     """
     batch, heads = maps_BhNN.shape[:2]
-    mixed = torch.baddbmm(bias_h[:, None], weight_hh.expand(batch, heads, heads), maps_BhNN.flatten(2))
+    mixed = torch.baddbmm(
+        bias_h[:, None], weight_hh.expand(batch, heads, heads), maps_BhNN.flatten(2)
+    )
     return mixed.view_as(maps_BhNN)
 
 

@@ -18,7 +18,15 @@ from cait import plugins, references
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention, backend_named
 from cait.model.config import CaiTConfig, variant_config
-from cait.model.residual import DropPath, Sample, draw_samples, gelu_linear, sampled, sampled_scale, scaled_linear
+from cait.model.residual import (
+    DropPath,
+    Sample,
+    draw_samples,
+    gelu_linear,
+    sampled,
+    sampled_scale,
+    scaled_linear,
+)
 
 
 def build(name: str, **fields: Any) -> CaiT:
@@ -35,7 +43,9 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(config.in_chans, config.embed_dim, config.patch_size, stride=config.patch_size)
+        self.proj = nn.Conv2d(
+            config.in_chans, config.embed_dim, config.patch_size, stride=config.patch_size
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
@@ -161,7 +171,9 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, d))
         self.patch_embed = references.locate(config.patches)(config)
         self.blocks = nn.Sequential(*(block(config) for _ in range(config.depth)))
-        self.blocks_token_only = nn.ModuleList(class_block(config) for _ in range(config.depth_token_only))
+        self.blocks_token_only = nn.ModuleList(
+            class_block(config) for _ in range(config.depth_token_only)
+        )
         self.norm = layer_norm(config)
         self.head: Any = nn.Linear(d, config.num_classes)
         self.draw_weights()
@@ -171,7 +183,9 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         for parameter in reversed([*self.parameters(recurse=False)]):  # the positions come first
             nn.init.trunc_normal_(parameter, std=0.02)
         for module in self.modules():
-            if isinstance(module, nn.Linear):  # the patch projection keeps PyTorch's default, as in the released code
+            if isinstance(
+                module, nn.Linear
+            ):  # the patch projection keeps PyTorch's default, as in the released code
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -201,7 +215,9 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         """[B, C, S, S] to [B, N, d]. Raises UserError for images of another size."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
-            raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
+            raise UserError(
+                f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}"
+            )
         return self.patch_embed(images)
 
     def forward_blocks(self, x: Tensor) -> Tensor:
@@ -256,7 +272,11 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         if count == patches:
             return []
         if math.isqrt(count) ** 2 != count:
-            raise UserError(f"positions can be resized between square grids, not {count} to {patches}")
+            raise UserError(
+                f"positions can be resized between square grids, not {count} to {patches}"
+            )
         side = math.isqrt(patches)
-        state["pos_embed"] = resample_abs_pos_embed(before, [side, side], num_prefix_tokens=0, antialias=False)
+        state["pos_embed"] = resample_abs_pos_embed(
+            before, [side, side], num_prefix_tokens=0, antialias=False
+        )
         return [f"positions resized from {count} to {patches} patches"]

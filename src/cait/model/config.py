@@ -49,9 +49,13 @@ class CaiTConfig(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.img_size % self.patch_size:
-            raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
+            raise UserError(
+                f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}"
+            )
         if self.embed_dim % self.num_heads:
-            raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
+            raise UserError(
+                f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}"
+            )
         if self.embed_dim * self.mlp_ratio < 1:
             raise UserError(f"mlp_ratio {self.mlp_ratio:g} leaves no hidden channels: raise it")
 

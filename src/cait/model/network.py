@@ -34,7 +34,14 @@ PART = 1 << 10
 """Values of a network that is small, and those for which a parameter counts beside its own: each takes time too."""
 LARGEST = 1 << 20
 """No size or number in a network's fields is larger."""
-NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
+NOT_FIELDS = (
+    "checkpoint_path",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "cache_dir",
+    "features_only",
+)
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
 
 
@@ -75,14 +82,18 @@ class NetworkSettings(Group):
             numbers = value if isinstance(value, list | tuple) else [value]
             largest = max((number for number in numbers if isinstance(number, int)), default=0)
             if largest > LARGEST:
-                raise UserError(f"{name} {largest:,} is too large: no network has more than {LARGEST:,}")
+                raise UserError(
+                    f"{name} {largest:,} is too large: no network has more than {LARGEST:,}"
+                )
 
     def build_network(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         assert self.img_size is not None
         assert self.num_classes is not None
         cores.after_imports()
-        built = create_model(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
+        built = create_model(
+            self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {})
+        )
         if self.grad_checkpointing:
             checkpoint_activations(built, self.name)
         if self.compile and not hasattr(built, "compile_blocks"):
@@ -105,9 +116,13 @@ class InitialWeights(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pretrained and self.weights is not None:
-            raise UserError(f"start from the published weights (pretrained) or from {self.weights}, not from both")
+            raise UserError(
+                f"start from the published weights (pretrained) or from {self.weights}, not from both"
+            )
 
-    def load_into(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
+    def load_into(
+        self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None
+    ) -> list[str]:
         """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
         if not self.pretrained and self.weights is None:
             return []
@@ -115,7 +130,10 @@ class InitialWeights(Group):
 
         if self.weights is None:
             return weights.load_pretrained(model, name)
-        return [self.weights, *weights.load_weights(model, self.weights, self.weights_ema, own_classes)]
+        return [
+            self.weights,
+            *weights.load_weights(model, self.weights, self.weights_ema, own_classes),
+        ]
 
 
 def create_model(
@@ -140,7 +158,9 @@ def create_model(
     return network
 
 
-def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any) -> nn.Module:
+def _build(
+    name: str, img_size: int, num_classes: int, drop_path_rate: float | None, **fields: Any
+) -> nn.Module:
     arguments: Settings = dict(img_size=img_size, num_classes=num_classes, **fields)
     if drop_path_rate is not None:
         arguments["drop_path_rate"] = drop_path_rate
@@ -155,7 +175,9 @@ def _build(name: str, img_size: int, num_classes: int, drop_path_rate: float | N
         hint = "; --model.fields null gives it none of the fields" if fields else ""
         raise UserError(f"{error}{hint}") from error
     names = ", ".join([*VARIANTS, "timm/<name>", "package.module:factory"])
-    raise UserError(f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}")
+    raise UserError(
+        f"unknown model {name!r}{did_you_mean(name, VARIANTS, f'; choose one of {names}')}"
+    )
 
 
 def _build_timm(name: str, arguments: Settings) -> nn.Module:
@@ -163,10 +185,14 @@ def _build_timm(name: str, arguments: Settings) -> nn.Module:
 
     entry = name.removeprefix(TIMM)
     if not timm.is_model(entry):
-        raise UserError(f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}")
+        raise UserError(
+            f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}"
+        )
     refused = arguments.keys() & NOT_FIELDS
     if refused:
-        raise UserError(f"{name} takes no field {min(refused)}; weights come by --model.weights or --model.pretrained")
+        raise UserError(
+            f"{name} takes no field {min(refused)}; weights come by --model.weights or --model.pretrained"
+        )
     shape = input_shape({"img_size": arguments["img_size"], "fields": arguments})
     functions = plugins.by_name("TIMM_FIELDS")
     added = {field: arguments.pop(field) for field in functions if field in arguments}
@@ -210,7 +236,10 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
         if left < 0:
             raise UserError("its settings make a network that is far larger than its weights")
 
-    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
+    with (
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ):
         yield
 
 
@@ -220,7 +249,9 @@ def in_channels_last(network: nn.Module) -> nn.Module:
     convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     if 2 * len(convolutions) > len(layers):
         for layer in convolutions:
-            layer.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
+            layer.to(
+                memory_format=torch.channels_last
+            )  # its output then is too, whatever format the images have
     return network
 
 
@@ -230,12 +261,20 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         raise UserError(f"{name} has no parameter to train")
     images = two_images(shape)
     seen = images.clone()
-    with told_as(f"{name} fails on images of {list(shape)}"), in_evaluation(network), torch.no_grad():
+    with (
+        told_as(f"{name} fails on images of {list(shape)}"),
+        in_evaluation(network),
+        torch.no_grad(),
+    ):
         logits = network(seen)
     if kind_of(logits) != [2, num_classes]:
-        raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {kind_of(logits)}")
+        raise UserError(
+            f"{name} must give logits [B, {num_classes}], for two images it gives {kind_of(logits)}"
+        )
     if not torch.equal(seen, images):
-        raise UserError(f"{name} changes its images in place, which others see after it: compute with a copy of them")
+        raise UserError(
+            f"{name} changes its images in place, which others see after it: compute with a copy of them"
+        )
 
 
 def two_images(shape: Sequence[int]) -> Tensor:
@@ -275,7 +314,9 @@ def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def checkpoint_activations(network: Any, name: str) -> None:
     """Have the network compute activations again in the backward pass. Raises UserError if it cannot."""
-    refusal = UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false")
+    refusal = UserError(
+        f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false"
+    )
     if hasattr(network, "set_grad_checkpointing"):
         try:
             network.set_grad_checkpointing(True)

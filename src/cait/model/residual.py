@@ -53,7 +53,11 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
     """
     drawn = [drop_path.draw(x) for drop_path in drop_paths]
     # Where no image is kept, one is computed, times 0: DDP wants a gradient for every parameter in every step.
-    indices = [kept if len(kept) else torch.zeros(1, dtype=torch.long) for kept in drawn if kept is not None]
+    indices = [
+        kept if len(kept) else torch.zeros(1, dtype=torch.long)
+        for kept in drawn
+        if kept is not None
+    ]
     on_device = iter(_copied_together(indices, x.device))
     factors: dict[float, Tensor] = {}
     samples: list[Sample] = []

@@ -81,13 +81,19 @@ def behind_prefix(state: StateDict, names: Collection[str], path: str | Path) ->
         return state
     longest = max(sorted(names), key=len)
     some = sorted(key.removesuffix(longest) for key in state if key.endswith(f".{longest}"))
-    prefixes = [prefix for prefix in some if all(f"{prefix}{name}" in state for name in names)] or some
+    prefixes = [
+        prefix for prefix in some if all(f"{prefix}{name}" in state for name in names)
+    ] or some
     if not prefixes:
         return state
     if len(prefixes) > 1:
-        raise UserError(f"{path} holds the weights behind each of {', '.join(prefixes)}: save those of one alone")
+        raise UserError(
+            f"{path} holds the weights behind each of {', '.join(prefixes)}: save those of one alone"
+        )
     prefix = prefixes[0]
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
+    }
 
 
 def _read(path: Path) -> Any:
@@ -101,7 +107,9 @@ def _read(path: Path) -> Any:
     ckpt.check_weights(path)
     try:
         with disk.open_file(path) as file:  # a pipe would wait
-            is_safetensors = file.read(9)[8:] == b"{"  # whatever it is called; the length of a header comes first
+            is_safetensors = (
+                file.read(9)[8:] == b"{"
+            )  # whatever it is called; the length of a header comes first
         if not is_safetensors:
             return ckpt.read(path)
         from safetensors.torch import load_file
@@ -117,7 +125,10 @@ def _read(path: Path) -> Any:
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, ema: bool | None = None, own_classes: Sequence[str] | None = None
+    model: nn.Module,
+    path: str | Path,
+    ema: bool | None = None,
+    own_classes: Sequence[str] | None = None,
 ) -> list[str]:
     """Load a file's weights into `model`. They are finite; every name and shape must agree, with these exceptions:
 
@@ -137,7 +148,9 @@ def load_weights(
     if classes and own_classes:
         for key in heads:
             rows = state.pop(key, None)
-            if rows is not None and {*classes} == {*own_classes}:  # else the head is for other classes
+            if rows is not None and {*classes} == {
+                *own_classes
+            }:  # else the head is for other classes
                 state[key] = rows[[classes.index(name) for name in own_classes]]
     source = f"{path}, with the names {_names(state)}," if names.isdisjoint(state) else str(path)
     try:
@@ -171,12 +184,18 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
 
     entry = published_entry(name, getattr(model, "input_shape", (3, 224, 224))[-1])
     if entry is None:
-        raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
+        raise UserError(
+            f"nobody publishes weights of {name}; start from a file with --model.weights"
+        )
     cached = {"file": cached_weights(entry)}  # without a file timm asks the hub
     try:
-        state = timm.create_model(entry, pretrained=True, pretrained_cfg_overlay=cached).state_dict()
+        state = timm.create_model(
+            entry, pretrained=True, pretrained_cfg_overlay=cached
+        ).state_dict()
     except Exception as error:
-        raise UserError(f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
+        raise UserError(
+            f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}"
+        ) from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
 
 
@@ -226,7 +245,9 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
         raise UserError(f"{source} is of another network: {error}") from error
     for key, value in weights.items():
         if value.isfinite().all() and not state[key].to(value.dtype).isfinite().all():
-            raise UserError(f"{source} cannot be used: {key} is not finite, it holds NaN or infinity")
+            raise UserError(
+                f"{source} cannot be used: {key} is not finite, it holds NaN or infinity"
+            )
     model.load_state_dict(state)
     return notes
 
@@ -235,13 +256,19 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     """Fit weights of another resolution to a network of the same kind, in place; a line for each change."""
     if hasattr(network, "fit_weights"):
         return network.fit_weights(state)
-    modules = [cls.__module__ for cls in type(network).__mro__ if cls.__module__.startswith("timm.models.")]
+    modules = [
+        cls.__module__ for cls in type(network).__mro__ if cls.__module__.startswith("timm.models.")
+    ]
     fit = getattr(sys.modules[modules[0]], "checkpoint_filter_fn", None) if modules else None
     if fit is None:
         return []
     with torch.no_grad():
         fitted = fit(dict(state), network)
-    notes = [f"{key} fitted by timm" for key in fitted if key in state and fitted[key].shape != state[key].shape]
+    notes = [
+        f"{key} fitted by timm"
+        for key in fitted
+        if key in state and fitted[key].shape != state[key].shape
+    ]
     state.clear()
     state.update(fitted)
     return notes
@@ -270,7 +297,9 @@ def difference(weights: StateDict, state: StateDict) -> str | None:
         if ours is None or theirs is None or ours.shape != theirs.shape:
             return f"{key} is {_shape(theirs)} in it, {_shape(ours)} in the model"
         if ours.is_floating_point() and not theirs.is_floating_point():  # quantized, as int8
-            types = f"{key} is of the type {theirs.dtype} in it, of the type {ours.dtype} in the model"
+            types = (
+                f"{key} is of the type {theirs.dtype} in it, of the type {ours.dtype} in the model"
+            )
             return types.replace("torch.", "")
         if theirs.is_meta:
             return f"{key} is without values, as on the device meta in it, whole in the model"
@@ -291,11 +320,15 @@ def classifiers(network: Any) -> list[Any]:
     layers = [*head] if isinstance(head, tuple | list) else [head]
     others = [type(layer).__name__ for layer in layers if not isinstance(layer, nn.Module)]
     if others:
-        raise UserError(f"get_classifier() of {type(network).__name__} must return a layer, not {others[0]}")
+        raise UserError(
+            f"get_classifier() of {type(network).__name__} must return a layer, not {others[0]}"
+        )
     return layers
 
 
 def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
-    parameters = {id(parameter) for layer in classifiers(network) for parameter in layer.parameters()}
+    parameters = {
+        id(parameter) for layer in classifiers(network) for parameter in layer.parameters()
+    }
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]

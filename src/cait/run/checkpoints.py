@@ -31,7 +31,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     error: str | None = None
 
-    def save_checkpoint(self, checkpoint: Checkpoint, path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Checkpoint, path: Any, storage_options: Any = None
+    ) -> None:
         """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
         try:
@@ -40,7 +42,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 with beside.open("wb") as file:  # given a path, torch writes its name into the file
                     torch.save(checkpoint, file)
                 if code := torch.serialization.get_unsafe_globals_in_checkpoint(beside):
-                    raise TypeError(f"a state holds {', '.join(code)}, which no run reads back: take numbers or text")
+                    raise TypeError(
+                        f"a state holds {', '.join(code)}, which no run reads back: take numbers or text"
+                    )
         except Exception as error:  # torch's, around that of a full disk; pickle's of the state of a user's callback
             cause = error if isinstance(error, OSError) else error.__context__ or error
             self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
@@ -87,7 +91,9 @@ class LastCheckpoint(Callback):
     has_begun = False
     """Whether training has begun, so that the run can be resumed."""
 
-    def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None
+    ) -> None:
         self.folder = folder
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
@@ -98,8 +104,12 @@ class LastCheckpoint(Callback):
         """Those of a Trainer."""
         return [callback for callback in trainer.callbacks if isinstance(callback, cls)]  # type: ignore[attr-defined]
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint) -> None:
-        for callback in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
+    ) -> None:
+        for (
+            callback
+        ) in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
             state = checkpoint["callbacks"].get(callback.state_key)
             if state:
                 state["patience"] = callback.patience
@@ -124,7 +134,9 @@ class LastCheckpoint(Callback):
             disk.remove(last)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        has_head = trainer.global_step == 0 and getattr(pl_module, "validates_first", False)  # to solve it took time
+        has_head = trainer.global_step == 0 and getattr(
+            pl_module, "validates_first", False
+        )  # to solve it took time
         if has_head or trainer.global_step != self._saved_step:
             self._save_or_leave(trainer, due=True, ask=True)
 
@@ -157,7 +169,9 @@ class LastCheckpoint(Callback):
         raise SystemExit(0 if is_child else 128 + signal)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        is_due = trainer.global_step == 0 or trainer.global_step != self._saved_step  # a head may be solved at step 0
+        is_due = (
+            trainer.global_step == 0 or trainer.global_step != self._saved_step
+        )  # a head may be solved at step 0
         self._save_or_leave(trainer, is_due, ask=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,7 +217,9 @@ class BestCheckpoint(ModelCheckpoint):
         """The same metric of the other weights at the best score: of the raw ones if the average chooses."""
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        is_finite = current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite()))
+        is_finite = current is None or trainer.strategy.reduce_boolean_decision(
+            bool(current.isfinite())
+        )
         is_best = is_finite and super().check_monitor_top_k(trainer, current)
         if is_best:
             weights, _, name = self.metric.partition("/")
@@ -220,7 +236,9 @@ class BestCheckpoint(ModelCheckpoint):
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 self._check_watched(callback, trainer.callback_metrics)
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
+            self._save_topk_checkpoint(
+                trainer, self._monitor_candidates(trainer)
+            )  # before the first epoch has begun
         else:
             super().on_validation_end(trainer, pl_module)
 
@@ -239,7 +257,9 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: State) -> None:
         self.other_score = state_dict.get("other_score")
         best = str(Path(str(self.dirpath), BEST))
-        if state_dict["best_k_models"] and Path(best).exists():  # else it starts from another run's checkpoint
+        if (
+            state_dict["best_k_models"] and Path(best).exists()
+        ):  # else it starts from another run's checkpoint
             state_dict |= {
                 "dirpath": self.dirpath,
                 "best_model_path": best,

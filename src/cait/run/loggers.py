@@ -27,7 +27,9 @@ class RunCSVWriter(ExperimentWriter):
         """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
         with suppress(UserError):
             rows = [row for row in disk.read_rows(Path(self.metrics_file_path)) if None not in row]
-            return [row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step]
+            return [
+                row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step
+            ]
         return []
 
     def replace_rows(self, rows: list[State], fieldnames: list[str]) -> None:
@@ -59,5 +61,7 @@ class RunCSVLogger(CSVLogger):
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
     """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
-    events = TensorBoardLogger(run_dir.parent, run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
+    events = TensorBoardLogger(
+        run_dir.parent, run_dir.name, version="", default_hp_metric=False, purge_step=first_step
+    )
     return [RunCSVLogger(run_dir, first_step), events]

@@ -41,7 +41,10 @@ class Processes:
 
         Raises UserError if SLURM has several tasks, and srun did not start this process as one of them.
         """
-        if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case; do not import Lightning
+        if not os.environ.keys() & {
+            "TORCHELASTIC_RUN_ID",
+            "SLURM_NTASKS",
+        }:  # the usual case; do not import Lightning
             return None
         from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -54,9 +57,13 @@ class Processes:
         is_task = "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH"
         tasks = os.environ["SLURM_NTASKS"]
         if os.environ.get("SLURM_STEP_NUM_TASKS", tasks if is_task else "1") != tasks:
-            raise UserError("SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS")
+            raise UserError(
+                "SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS"
+            )
         try:
-            return SLURMEnvironment(auto_requeue=False)  # Lightning would have SLURM save and requeue by itself
+            return SLURMEnvironment(
+                auto_requeue=False
+            )  # Lightning would have SLURM save and requeue by itself
         except RuntimeError as error:
             raise UserError(one_line(error)) from error
 
@@ -129,8 +136,13 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
             f"torchrun's --max-restarts {restarts} needs a new store for each start: give torchrun the variable "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
         )
-    os.environ |= {"MASTER_ADDR": cluster.main_address, "MASTER_PORT": str(cluster.main_port)}  # as in SLURM
-    store, _, _ = next(rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT))
+    os.environ |= {
+        "MASTER_ADDR": cluster.main_address,
+        "MASTER_PORT": str(cluster.main_port),
+    }  # as in SLURM
+    store, _, _ = next(
+        rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT)
+    )
     return store
 
 

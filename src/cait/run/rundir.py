@@ -69,7 +69,9 @@ def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     if folder.parent == LOGS:
         return folder.name
-    return f"./{folder}" if folder.parent == Path() else str(folder)  # alone it would be a name in `LOGS`
+    return (
+        f"./{folder}" if folder.parent == Path() else str(folder)
+    )  # alone it would be a name in `LOGS`
 
 
 def find_run(checkpoint: str | Path) -> Path | None:
@@ -96,7 +98,9 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.exists():
         return []
     paths = [path for path in folder.iterdir() if path.suffix == ".ckpt"]
-    return sorted(paths, key=lambda path: (path.name != LAST, path.name != PREVIOUS, -path.stat().st_mtime))
+    return sorted(
+        paths, key=lambda path: (path.name != LAST, path.name != PREVIOUS, -path.stat().st_mtime)
+    )
 
 
 def best_checkpoint(folder: Path, purpose: str) -> Path:

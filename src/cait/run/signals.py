@@ -28,7 +28,9 @@ class StopSignals:
         """Replace Lightning's handlers, which save nothing, or save in the middle of any line of Python."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
-                is_under_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+                is_under_nohup = (
+                    number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+                )
                 if not is_under_nohup:
                     self._handlers[number] = signal.signal(number, self._note)
         self._next_step = 0

@@ -32,7 +32,9 @@ class StepSeed(Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         seed = seeds.training_step(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         torch.default_generator.manual_seed(seed)
         if pl_module.device.type != "cpu":
@@ -104,18 +106,24 @@ class EMA(Callback):
         try:
             average.load_state_dict(self._loaded)
         except (RuntimeError, TypeError) as error:
-            raise UserError(f"the moving average in {path} cannot be used: {one_line(error)[:200]}") from error
+            raise UserError(
+                f"the moving average in {path} cannot be used: {one_line(error)[:200]}"
+            ) from error
         self._loaded = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
+        if (
+            self.average is not None and trainer.global_step != self._last_step
+        ):  # not while gradients accumulate
             self._last_step = trainer.global_step
             self._averaging.update(pl_module.model)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         if self.average is None:
             return
         images, labels = batch
@@ -133,7 +141,9 @@ class EMA(Callback):
             return
         name = pl_module.task.metric
         prefixes = (ckpt.VAL_EMA, ckpt.VAL)
-        average, raw = (float(trainer.callback_metrics.get(f"{prefix}/{name}", math.nan)) for prefix in prefixes)
+        average, raw = (
+            float(trainer.callback_metrics.get(f"{prefix}/{name}", math.nan)) for prefix in prefixes
+        )
         if average < NEAR * raw:
             rank_zero_info(
                 f"warning: the moving average is far behind: {name} is {average:.4g}, "

@@ -29,7 +29,9 @@ class BinaryCrossEntropy(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         num_classes = logits.shape[1]
         present = targets > 0 if targets.ndim == 2 else F.one_hot(targets, num_classes)
-        smoothed = (1 - self.label_smoothing) * present.to(logits.dtype) + self.label_smoothing / num_classes
+        smoothed = (1 - self.label_smoothing) * present.to(
+            logits.dtype
+        ) + self.label_smoothing / num_classes
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
@@ -56,11 +58,15 @@ class LossSettings(Group):
         if self.loss == "bce":
             return BinaryCrossEntropy(self.label_smoothing)
         if not references.is_path(self.loss):
-            raise UserError(f"unknown loss {self.loss!r}; choose cross_entropy, bce or package.module:factory")
+            raise UserError(
+                f"unknown loss {self.loss!r}; choose cross_entropy, bce or package.module:factory"
+            )
         return references.made(self.loss)
 
 
-def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:
+def distillation_loss(
+    logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0
+) -> Tensor:
     """The teacher's part of the loss, a mean over the batch, on logits [B, num_classes] of both.
 
     hard: CE(logits, argmax teacher), the cross entropy with the teacher's decision.
@@ -108,5 +114,7 @@ class DistillationSettings(Group):
     def distilled_loss(self, label_loss: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """(1 - α) · `label_loss` + α · the teacher's loss, on logits [B, num_classes] of both."""
         alpha = self.distillation_alpha
-        teacher_loss = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
+        teacher_loss = distillation_loss(
+            logits, teacher_logits, self.distillation, self.distillation_tau
+        )
         return (1 - alpha) * label_loss + alpha * teacher_loss

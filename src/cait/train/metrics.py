@@ -37,7 +37,9 @@ class Counts(Metric):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.add_state("classes", torch.zeros(num_classes, 2, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "classes", torch.zeros(num_classes, 2, dtype=torch.long), dist_reduce_fx="sum"
+        )
         self.add_state("right_in_5", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros(()), dist_reduce_fx="sum")
 
@@ -74,13 +76,17 @@ class EvalMetrics(nn.Module):
     SIZE = "num_classes"
     """The keyword of torchmetrics for the number of classes."""
 
-    def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
+    def __init__(
+        self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False
+    ) -> None:
         super().__init__()
         self.counter: Any = self._make(num_classes)
         size = {self.SIZE: num_classes}
         self.own = {name: _metric(name, path, size) for name, path in (own or {}).items()}
         """The user's own metrics by name."""
-        self._own = nn.ModuleList(self.own.values())  # no ModuleDict, because it refuses names such as "keys"
+        self._own = nn.ModuleList(
+            self.own.values()
+        )  # no ModuleDict, because it refuses names such as "keys"
         self.with_macro = per_class
         self.per_class = torch.zeros(num_classes, 2, dtype=torch.long)
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
@@ -96,7 +102,9 @@ class EvalMetrics(nn.Module):
         counted = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
         logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
-        if not len(labels):  # a metric of the user's own may not expect that, or take 0 / 0 into a mean
+        if not len(
+            labels
+        ):  # a metric of the user's own may not expect that, or take 0 / 0 into a mean
             return
         for name, metric in self.own.items():
             with told_as(f"the metric {name} fails"):
@@ -115,9 +123,13 @@ class EvalMetrics(nn.Module):
         has_images = bool(self.per_class.any())
         for name, metric in self.own.items():
             with told_as(f"the metric {name} fails"):
-                figures[name] = _number(metric) if self.is_finite and has_images else torch.tensor(torch.nan)
+                figures[name] = (
+                    _number(metric) if self.is_finite and has_images else torch.tensor(torch.nan)
+                )
         for metric in [self.counter, *self.own.values()]:
-            with torch.inference_mode(False):  # a fit may follow `Trainer.validate`, and counts in place
+            with torch.inference_mode(
+                False
+            ):  # a fit may follow `Trainer.validate`, and counts in place
                 metric.reset()
         if not self.is_finite:
             figures = {name: torch.full_like(value, torch.nan) for name, value in figures.items()}
@@ -131,7 +143,8 @@ class EvalMetrics(nn.Module):
     def by_class(self, names: Sequence[str]) -> dict[str, Any]:
         """What `compute` counted last: images, the recall of each class of these names in percent, and their mean."""
         recalls = [
-            100 * correct / images if images and self.is_finite else None for images, correct in self.per_class.tolist()
+            100 * correct / images if images and self.is_finite else None
+            for images, correct in self.per_class.tolist()
         ]
         known = [recall for recall in recalls if recall is not None]
         return {
@@ -153,13 +166,17 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
 def _number(metric: Metric) -> Tensor:
     """The value [] of a metric, as a floating-point number; NaN if torchmetrics calls it meaningless."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*meaningless")  # as an AUROC of images of one class, which it gives as 0
+        warnings.filterwarnings(
+            "error", ".*meaningless"
+        )  # as an AUROC of images of one class, which it gives as 0
         try:
             value = torch.as_tensor(metric.compute())
         except UserWarning:
             return torch.tensor(torch.nan)
     if value.numel() != 1:
-        raise ValueError(f"it must compute one number, as with average='macro', not {value.numel()}")
+        raise ValueError(
+            f"it must compute one number, as with average='macro', not {value.numel()}"
+        )
     value = value.reshape(())
     return value if value.is_floating_point() else value.float()
 
@@ -189,7 +206,9 @@ def known_mode(metric: str, own: Mapping[str, Any]) -> Mode:
     """`best_mode`, or a UserError if nothing says it."""
     mode = best_mode(metric, own)
     if mode is None:
-        raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
+        raise UserError(
+            f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min"
+        )
     return mode
 
 
@@ -202,7 +221,9 @@ def metric_of_best(asked: str | None, usual: str, has_average: bool) -> str:
         return f"{ckpt.VAL_EMA if has_average else ckpt.VAL}/{usual}"
     if asked.startswith(f"{ckpt.VAL_EMA}/") and not has_average:
         raw = asked.replace(ckpt.VAL_EMA, ckpt.VAL, 1)
-        raise UserError(f"--best_metric {asked} is of a moving average: give --ema.decay, or --best_metric {raw}")
+        raise UserError(
+            f"--best_metric {asked} is of a moving average: give --ema.decay, or --best_metric {raw}"
+        )
     return asked
 
 
@@ -226,7 +247,9 @@ class OneClass:
     def loss(self, settings: LossSettings, data: Any = None) -> Loss:
         """The loss that the settings ask for; with a data module it is to weight the classes."""
         if data is not None:
-            raise UserError("class_weights is for images of several classes; for one class per image take data.balance")
+            raise UserError(
+                "class_weights is for images of several classes; for one class per image take data.balance"
+            )
         return settings.build_loss()
 
     def metrics(self, own: Mapping[str, str], per_class: bool) -> EvalMetrics:
@@ -237,7 +260,9 @@ class OneClass:
         """[B, num_classes] in float32."""
         return logits.float().softmax(dim=1)
 
-    def best(self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None) -> list[Best]:
+    def best(
+        self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None
+    ) -> list[Best]:
         """The `top_k` most probable classes for each row of probabilities [B, num_classes]; None means 5.
 
         Raises UserError if they are not finite: a class of NaN is no answer.
@@ -247,7 +272,12 @@ class OneClass:
         values, indices = probabilities.topk(min(top_k or 5, probabilities.shape[1]))
         answers = []
         for row in zip(values.tolist(), indices.tolist(), strict=True):
-            answers.append([{"class": class_names[i], "index": i, "probability": p} for p, i in zip(*row, strict=True)])
+            answers.append(
+                [
+                    {"class": class_names[i], "index": i, "probability": p}
+                    for p, i in zip(*row, strict=True)
+                ]
+            )
         return answers
 
 

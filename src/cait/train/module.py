@@ -45,7 +45,11 @@ def lay_out_buckets(network: Any) -> None:
     last to the first, without a pass through the network. Networks that leave parameters out keep their first layout;
     with `static_graph` DDP has to see a real step first.
     """
-    if not isinstance(network, DistributedDataParallel) or network.find_unused_parameters or network.static_graph:
+    if (
+        not isinstance(network, DistributedDataParallel)
+        or network.find_unused_parameters
+        or network.static_graph
+    ):
         return
     prepare_for_backward(network, None)
     for parameter in reversed([*network.parameters()]):
@@ -158,8 +162,12 @@ class CaiTModule(LightningModule):
         self.num_classes = self.hparams["num_classes"]
         self.model = self.settings.build_network()
         if self.name not in VARIANTS:
-            network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
-        self.settings.build_optimizer(self.model, self.settings.lr)  # a wrong setting fails here, not later
+            network.check(
+                self.model, self.name, network.input_shape(self.hparams), self.num_classes
+            )
+        self.settings.build_optimizer(
+            self.model, self.settings.lr
+        )  # a wrong setting fails here, not later
         self.task = task_named(self.settings.task, self.num_classes)
         if self.settings.task is not None:
             self.loss = self.task.loss(self.settings)
@@ -170,7 +178,9 @@ class CaiTModule(LightningModule):
 
     def __getattr__(self, name: str) -> Any:
         if name == "model" and name not in self._modules:
-            raise AttributeError("the network is built when a Trainer gets data; or give img_size and num_classes")
+            raise AttributeError(
+                "the network is built when a Trainer gets data; or give img_size and num_classes"
+            )
         return super().__getattr__(name)
 
     def configure_callbacks(self) -> list[Any]:
@@ -200,7 +210,9 @@ class CaiTModule(LightningModule):
             asked = self.hparams[name]
             value = getattr(data, name, None) or asked or default
             if asked not in (None, value):
-                raise UserError(f"the module has {name} {asked}, the data has {value}: leave it out of the module")
+                raise UserError(
+                    f"the module has {name} {asked}, the data has {value}: leave it out of the module"
+                )
             chosen[name] = value
         self.settings = replace(self.settings, **chosen)
         if hasattr(data, "preprocessing"):
@@ -224,20 +236,28 @@ class CaiTModule(LightningModule):
             self.class_names = names
             self.eval_transform = getattr(data, "eval_transform", None)
             self.reading = data.settings if hasattr(data, "preprocessing") else None
-        settings = replace(self.settings, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
+        settings = replace(
+            self.settings, lr=self.hparams["lr"]
+        )  # Lightning's tuner may have changed it
         self.settings = settings
         has_live_norms = not self.hparams.get("freeze_norm")
         if settings.grad_checkpointing and has_live_norms and network.counts_twice(self.model):
-            raise UserError("BatchNorm would count each batch twice: set model.grad_checkpointing to false")
+            raise UserError(
+                "BatchNorm would count each batch twice: set model.grad_checkpointing to false"
+            )
         if settings.compile:
             self.model.compile_blocks()  # type: ignore[operator]
         if settings.class_weights is not None:
             if data is None:
-                raise UserError("class_weights counts the images of a data module; without one set it to null")
+                raise UserError(
+                    "class_weights counts the images of a data module; without one set it to null"
+                )
             self.loss = self.task.loss(settings, data).to(self.device)
         if settings.distills:
             if self.task.several:
-                raise UserError("model.distillation is for images of one class each; set it to none")
+                raise UserError(
+                    "model.distillation is for images of one class each; set it to none"
+                )
             from cait.train.teacher import load_teacher
 
             students = (self.hparams["mean"], self.hparams["std"])
@@ -251,11 +271,14 @@ class CaiTModule(LightningModule):
             from cait.model.weights import HEAD_ANEW
 
             if HEAD_ANEW in notes and self.trainer.state.fn != "fit":
-                raise UserError(f"{notes[0]} has no head for the classes of {self.trainer.datamodule.root}")  # type: ignore[attr-defined]
+                root = self.trainer.datamodule.root  # type: ignore[attr-defined]
+                raise UserError(f"{notes[0]} has no head for the classes of {root}")
             rank_zero_info(f"weights from {'; '.join(notes)}")
 
     def _classes_of_data(self) -> list[str] | None:
-        with suppress(AttributeError, UserError):  # bare loaders; prediction without the training folder
+        with suppress(
+            AttributeError, UserError
+        ):  # bare loaders; prediction without the training folder
             return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         return None
 
@@ -316,7 +339,9 @@ class CaiTModule(LightningModule):
         with told_as(f"the loss {self.settings.loss} fails"):
             loss = self.loss(logits, targets)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise TypeError(f"it must return a tensor of one number, not {network.kind_of(loss)}")
+                raise TypeError(
+                    f"it must return a tensor of one number, not {network.kind_of(loss)}"
+                )
         return loss.reshape(())
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
@@ -343,11 +368,16 @@ class CaiTModule(LightningModule):
         return trainer.is_last_batch or (every > 0 and (trainer.global_step + 1) % every == 0)
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the gradients; by their norm also those of a fused optimizer under 16-mixed, which Lightning refuses."""
         if gradient_clip_algorithm == "value":
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            super().configure_gradient_clipping(
+                optimizer, gradient_clip_val, gradient_clip_algorithm
+            )
         elif gradient_clip_val:
             norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
             weights = [*self.trainer.precision_plugin.main_params(optimizer)]
@@ -417,10 +447,14 @@ class CaiTModule(LightningModule):
         epochs = self.settings.warmup_epochs
         warmup = loops.steps_until(trainer, epochs) if epochs else 0
         if math.isinf(warmup):
-            raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
+            raise UserError(
+                "the warm-up counts epochs, and the loader has no length: set limit_train_batches"
+            )
         total = loops.total_steps(trainer)
         if math.isinf(total):
-            raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
+            raise UserError(
+                "the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps"
+            )
         return Length(round(warmup), int(total), (trainer.max_epochs or -1, trainer.max_steps))
 
     def peak_lr(self) -> float:
@@ -471,7 +505,9 @@ class CaiTModule(LightningModule):
             return
         if data_module is not None:
             data_module.load_state_dict(data)  # its error names them
-        raise UserError(f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}")
+        raise UserError(
+            f"the checkpoint knows {len(known)} classes, the network has {self.num_classes}"
+        )
 
     def _check_network(self, state: State, img_size: int | None) -> None:
         """Raise UserError if `state` is of another network.
@@ -491,7 +527,6 @@ class CaiTModule(LightningModule):
             return
         size = self.hparams["img_size"]
         if img_size not in (None, size):
-            differs = (
-                f"img_size was {img_size}, is {size}; at a new size give its weights to --model.weights; {differs}"
-            )
+            remedy = "at a new size give its weights to --model.weights"
+            differs = f"img_size was {img_size}, is {size}; {remedy}; {differs}"
         raise UserError(f"the checkpoint is of another network: {differs}")

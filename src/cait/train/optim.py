@@ -46,16 +46,24 @@ class OptimizerSettings(Group):
             weight_decay = 0.05 if is_adamw else 0.0
         with told_as(f"optimizer {name}"):  # unknown arguments, packages that are not installed
             if is_adamw or references.is_path(name):
-                make: Any = partial(torch.optim.AdamW, fused=True) if is_adamw else references.locate(name)
-                optimizer = make(param_groups(network, weight_decay, self.layer_decay), lr=lr, **arguments)
+                make: Any = (
+                    partial(torch.optim.AdamW, fused=True) if is_adamw else references.locate(name)
+                )
+                optimizer = make(
+                    param_groups(network, weight_decay, self.layer_decay), lr=lr, **arguments
+                )
             else:
                 ours = dict(lr=lr, weight_decay=weight_decay, layer_decay=self.layer_decay)
                 optimizer = timm.optim.create_optimizer_v2(network, opt=name, **arguments | ours)
             if not isinstance(optimizer, Optimizer):
-                raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+                raise UserError(
+                    f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}"
+                )
             inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
         if getattr(optimizer, "is_second_order", False):
-            raise UserError(f"optimizer {name} needs second derivatives, which a run does not have; take another")
+            raise UserError(
+                f"optimizer {name} needs second derivatives, which a run does not have; take another"
+            )
         return optimizer
 
     def apply(self, states: list[State], before: State, network: nn.Module, lr: float) -> None:
@@ -68,7 +76,9 @@ class OptimizerSettings(Group):
         remedy = "start a new run from its weights with --model.weights"
         name = before.get("optimizer", self.optimizer)
         if name != self.optimizer:
-            raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
+            raise UserError(
+                f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}"
+            )
         groups = self.build_optimizer(network, lr).param_groups
         sizes = _sizes(groups)
         changed = self._changed(before)
@@ -80,14 +90,20 @@ class OptimizerSettings(Group):
                 )
             for old, new in zip(saved, groups, strict=True):
                 old |= {name: new[name] for name in changed & new.keys()}
-            _lay_out(state["state"], [parameter for group in groups for parameter in group["params"]])
+            _lay_out(
+                state["state"], [parameter for group in groups for parameter in group["params"]]
+            )
 
     def _changed(self, before: State) -> set[str]:
         """The names in a parameter group that these settings decide, where those of a run `before` were others."""
         names = {"lr_scale", "fused"}
-        if any(before.get(name) != value for name, value in values(self, OptimizerSettings).items()):
+        if any(
+            before.get(name) != value for name, value in values(self, OptimizerSettings).items()
+        ):
             names |= {"weight_decay", "betas", "eps"}
-            names |= (self.optimizer_args or {}).keys() | (before.get("optimizer_args") or {}).keys()
+            names |= (self.optimizer_args or {}).keys() | (
+                before.get("optimizer_args") or {}
+            ).keys()
         return names
 
 
@@ -107,7 +123,9 @@ def _lay_out(state: dict[int, State], parameters: list[Tensor]) -> None:
                 moments[name] = laid_out.copy_(value)
 
 
-def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[State]:
+def param_groups(
+    network: nn.Module, weight_decay: float, layer_decay: float | None = None
+) -> list[State]:
     """timm's groups of the trainable parameters: without and with weight decay, with `layer_decay` two for each layer.
 
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
@@ -119,8 +137,12 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
         groups = timm.optim.param_groups_weight_decay(network, 1.0, no_weight_decay_list=exempt)
         return [group | {"weight_decay": group["weight_decay"] * weight_decay} for group in groups]
     if not hasattr(network, "group_matcher"):
-        raise UserError(f"{type(network).__name__} names no layers, which layer_decay needs: give it group_matcher()")
-    return timm.optim.param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
+        raise UserError(
+            f"{type(network).__name__} names no layers, which layer_decay needs: give it group_matcher()"
+        )
+    return timm.optim.param_groups_layer_decay(
+        network, weight_decay, exempt, layer_decay=layer_decay
+    )
 
 
 @dataclass(frozen=True)
@@ -181,7 +203,9 @@ class WarmupSchedule(LRScheduler):
         measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
     """
 
-    def __init__(self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]
+    ) -> None:
         self.settings = settings
         self.measure = measure
         self.length = measure()
@@ -189,7 +213,10 @@ class WarmupSchedule(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         groups = self.optimizer.param_groups
-        return [group.get("lr_scale", 1.0) * self.rate(peak) for group, peak in zip(groups, self.base_lrs, strict=True)]
+        return [
+            group.get("lr_scale", 1.0) * self.rate(peak)
+            for group, peak in zip(groups, self.base_lrs, strict=True)
+        ]
 
     def rate(self, peak: Any) -> Any:
         """The rate of this step, for a group of this peak."""
@@ -218,7 +245,9 @@ class WarmupSchedule(LRScheduler):
         self._step_count = state_dict["_step_count"]
         self.length = self._length_after(Length(*state_dict["length"]), state_dict["schedule"])
         self._last_lr = self.get_lr()
-        for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
+        for group, lr, peak in zip(
+            self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True
+        ):
             group |= {"lr": lr, "initial_lr": peak}
 
     def _length_after(self, before: Length, shape: str) -> Length:
@@ -233,7 +262,9 @@ class WarmupSchedule(LRScheduler):
             return over
         if shape == "constant":  # the cosine begins here
             return now._replace(warmup=step)
-        rest_alone_changed = before.limits == now.limits and before.total != now.total  # as with another batch
+        rest_alone_changed = (
+            before.limits == now.limits and before.total != now.total
+        )  # as with another batch
         is_falling = before.warmup < step < before.total
         return now.bent_through(step, before) if rest_alone_changed and is_falling else over
 

@@ -26,7 +26,9 @@ def transform(module: Any, image: RawImage) -> Tensor:
     check_raw(image, "the image")
     if module.eval_transform is None:
         if not module.preprocessing:
-            raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
+            raise UserError(
+                'nothing says how images are prepared: load the run with cait.load("logs/NAME")'
+            )
         settings = group(DataSettings, module.preprocessing)
         module.eval_transform = settings.transform()
         module.reading = module.reading or settings
@@ -37,7 +39,9 @@ def transform(module: Any, image: RawImage) -> Tensor:
     return normalize(channels_last(pixels)[None])[0]
 
 
-def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
+def predict(
+    module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None
+) -> Best | list[Best]:
     """The most probable classes of an image, or of each of several. With several labels per image: those above 0.5.
 
     Raises UserError if an image cannot be read or is none, or nothing says how images are prepared.

@@ -36,11 +36,15 @@ class Teacher(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, own: Normalization, img_size: int | None, students: Normalization) -> None:
+    def __init__(
+        self, network: nn.Module, own: Normalization, img_size: int | None, students: Normalization
+    ) -> None:
         super().__init__()
         self.network = network.requires_grad_(False)
         self.img_size = img_size
-        mean_t, std_t, mean_s, std_s = (torch.tensor(values).view(-1, 1, 1) for values in (*own, *students))
+        mean_t, std_t, mean_s, std_s = (
+            torch.tensor(values).view(-1, 1, 1) for values in (*own, *students)
+        )
         # ((x · std_s + mean_s) - mean_t) / std_t
         self.register_buffer("scale", std_s / std_t)
         self.register_buffer("shift", (mean_s - mean_t) / std_t)
@@ -51,7 +55,9 @@ class Teacher(nn.Module):
         """The student's images [B, C, S, S] to logits [B, num_classes]."""
         images = images.to(self.scale.dtype) * self.scale + self.shift
         if self.img_size is not None and images.shape[-1] != self.img_size:
-            images = F.interpolate(images, size=(self.img_size,) * 2, mode="bicubic", antialias=True)
+            images = F.interpolate(
+                images, size=(self.img_size,) * 2, mode="bicubic", antialias=True
+            )
         return self.network(images)
 
 
@@ -90,7 +96,9 @@ def load_teacher(
             f"give the student --model.fields.in_chans {wanted}"
         )
     if judge.num_classes != student.num_classes:
-        raise UserError(f"the teacher {name} knows {judge.num_classes} classes, the data has {student.num_classes}")
+        raise UserError(
+            f"the teacher {name} knows {judge.num_classes} classes, the data has {student.num_classes}"
+        )
     teacher = Teacher(judge.network, judge.normalization, judge.img_size, students)
     size = student.img_size or 32
     with told_as(f"the teacher {name} fails on images of the student"):
@@ -108,11 +116,15 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
     name = hparams["name"]
     signed = signature.own_text(Path(path).absolute().parents[1] / CONFIG)
     if references.is_path(name) and name not in (student, *references.PATH.findall(signed)):
-        raise UserError(f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach")
+        raise UserError(
+            f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach"
+        )
     names = ckpt.class_names(checkpoint)
     others = {*names} ^ {*classes} if names and classes else ()
     if others:
-        raise UserError(f"the teacher {path} knows other classes than the data: {abbreviate(sorted(others))}")
+        raise UserError(
+            f"the teacher {path} knows other classes than the data: {abbreviate(sorted(others))}"
+        )
     try:
         with at_most(ckpt.weights(checkpoint)):
             network = group(NetworkSettings, hparams).build_network()
@@ -120,7 +132,9 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
             raise UserError("it has no head")
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
-    return Judge(network, hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"]))
+    return Judge(
+        network, hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
+    )
 
 
 def _load_timm(settings: DistillationSettings, num_classes: int | None) -> Judge:
@@ -131,15 +145,23 @@ def _load_timm(settings: DistillationSettings, num_classes: int | None) -> Judge
     path = settings.teacher_path
     fields = settings.teacher_fields or {}
     if not timm.is_model(name) and Path(name).is_dir():
-        raise UserError(f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it")
+        raise UserError(
+            f"the teacher {name} is a folder: name a checkpoint of a run, as checkpoints/best.ckpt in it"
+        )
     weights = {"file": path, "num_classes": num_classes} if path else None
     try:
-        network = timm.create_model(name, **fields | dict(pretrained=True, pretrained_cfg_overlay=weights))
+        network = timm.create_model(
+            name, **fields | dict(pretrained=True, pretrained_cfg_overlay=weights)
+        )
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
-        raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error
+        raise UserError(
+            f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}"
+        ) from error
     config = network.pretrained_cfg
     size = fields.get("img_size")
     if config.get("fixed_input_size") and not (size or fields.get("dynamic_img_size")):
         size = config["input_size"][-1]
-    return Judge(in_channels_last(network), network.num_classes, size, (config["mean"], config["std"]))
+    return Judge(
+        in_channels_last(network), network.num_classes, size, (config["mean"], config["std"])
+    )

@@ -36,13 +36,21 @@ class Annotations(Group):
         super().__post_init__()
         try:
             if self.group_by is not None and not re.compile(self.group_by).groups:
-                raise UserError(f"data.group_by {self.group_by}: put what names the group in parentheses")
+                raise UserError(
+                    f"data.group_by {self.group_by}: put what names the group in parentheses"
+                )
         except re.error as error:
-            raise UserError(f"data.group_by {self.group_by} is no regular expression: {error}") from error
+            raise UserError(
+                f"data.group_by {self.group_by} is no regular expression: {error}"
+            ) from error
         if self.multi_label and self.labels is None:
-            raise UserError("data.multi_label reads the classes of images from a table: name it with data.labels")
+            raise UserError(
+                "data.multi_label reads the classes of images from a table: name it with data.labels"
+            )
         if not 0 <= self.fold < (self.folds or 1):
-            raise UserError(f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds")
+            raise UserError(
+                f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds"
+            )
 
 
 GROUPS = {"data": "cait.extras.annotations:Annotations"}
@@ -63,7 +71,11 @@ def open_source(root: str, settings: Settings) -> Any:
     from cait.extras.annotations.source import AnnotatedSource
 
     ours = {"root", "val_list", *values(asked)}
-    images = source.open_source(root, **{name: value for name, value in settings.items() if name not in ours})
+    images = source.open_source(
+        root, **{name: value for name, value in settings.items() if name not in ours}
+    )
     if not isinstance(images, FolderSource):
-        raise UserError(f"data.labels, data.folds and data.group_by are for folders of images, and {root} is none")
+        raise UserError(
+            f"data.labels, data.folds and data.group_by are for folders of images, and {root} is none"
+        )
     return AnnotatedSource(images, settings.get("val_list"), asked)

@@ -24,7 +24,9 @@ class GroupFolds(StratifiedGroupKFold):
         sizes = y_counts_per_fold.sum(axis=1).tolist()
         best = 0
         for fold in range(1, folds):
-            is_close = abs(costs[fold] - costs[best]) <= 1e-8 + 1e-5 * costs[best]  # as numpy.isclose
+            is_close = (
+                abs(costs[fold] - costs[best]) <= 1e-8 + 1e-5 * costs[best]
+            )  # as numpy.isclose
             if costs[fold] < costs[best] or (is_close and sizes[fold] < sizes[best]):
                 best = fold
         return best
@@ -45,10 +47,15 @@ def folds_of(images: Images, folds: int, merges_rare: bool, name: str) -> list[n
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
             return [
-                rows for _, rows in splitter(folds, shuffle=True, random_state=0).split(labels, labels, images.groups)
+                rows
+                for _, rows in splitter(folds, shuffle=True, random_state=0).split(
+                    labels, labels, images.groups
+                )
             ]
     except ValueError as error:
-        raise UserError(f"{len(images):,} images cannot be divided into {folds} folds: {error}") from error
+        raise UserError(
+            f"{len(images):,} images cannot be divided into {folds} folds: {error}"
+        ) from error
 
 
 def best_fold(images: Images, fraction: float, has_class: ndarray, name: str) -> ndarray:

@@ -30,7 +30,9 @@ class MultiLabel(OneClass):
         if data is not None:
             images = len(data.source.train)
             counts = torch.tensor(data.class_counts(), dtype=torch.float32)
-            divides = (counts > 0) & (counts < images)  # a class on every image, or on none, counts as it is
+            divides = (counts > 0) & (
+                counts < images
+            )  # a class on every image, or on none, counts as it is
             weights = torch.where(divides, (images - counts) / counts.clamp(min=1), 1.0)
         return MultiLabelLoss(settings.label_smoothing, weights)
 
@@ -41,7 +43,9 @@ class MultiLabel(OneClass):
         """[B, num_classes] in float32."""
         return logits.float().sigmoid()
 
-    def best(self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None) -> list[Best]:
+    def best(
+        self, probabilities: Tensor, class_names: Sequence[str], top_k: int | None = None
+    ) -> list[Best]:
         """The classes above 0.5, `top_k` at most, for each row of probabilities [B, num_classes]."""
         rows = super().best(probabilities, class_names, top_k or len(class_names))
         return [[best for best in row if best["probability"] > 0.5] for row in rows]
@@ -103,7 +107,9 @@ class MultiLabelMetrics(EvalMetrics):
         self.per_class = torch.stack([targets.sum(dim=0), hits.sum(dim=0)], dim=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class without an image has no figure
-            precision = multilabel_average_precision(probabilities, targets, logits.shape[1], average="none")
+            precision = multilabel_average_precision(
+                probabilities, targets, logits.shape[1], average="none"
+            )
         return {
             "loss": F.binary_cross_entropy_with_logits(logits, targets.float()),
             "mAP": precision[targets.any(dim=0)].mean(),

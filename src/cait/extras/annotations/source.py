@@ -98,7 +98,9 @@ class AnnotatedSource(FolderSource):
         else:
             self.prepare()
             if not self.root.is_dir():
-                raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
+                raise UserError(
+                    f"the data folder {self.root} does not exist; name yours with --data.root"
+                )
             images = read_table(Path(self.asked.labels), self.root, self.asked.multi_label)
         return images if self.asked.group_by is None else self._group_by_name(images)
 
@@ -106,9 +108,13 @@ class AnnotatedSource(FolderSource):
         regex = self.asked.group_by
         names = [_first_group(regex, below(self.root, path)) for path, _ in images]
         if without := [images.name(index) for index, name in enumerate(names) if not name]:
-            raise UserError(f"--data.group_by {regex} finds no group in the path of {abbreviate(without)}")
+            raise UserError(
+                f"--data.group_by {regex} finds no group in the path of {abbreviate(without)}"
+            )
         images = images.grouped(names)
-        tell_once(f"{self.root}: {len(images):,} images in {len(images.group_names):,} groups, by {regex}")
+        tell_once(
+            f"{self.root}: {len(images):,} images in {len(images.group_names):,} groups, by {regex}"
+        )
         return images
 
     @cached_property
@@ -122,12 +128,16 @@ class AnnotatedSource(FolderSource):
                 "and each is one class; if an image has several add --data.multi_label true"
             )
         if self.asked.multi_label and not several:
-            tell_once(f"{self.asked.labels}: no image has several labels; if one has, part them by {PARTING!r}")
+            tell_once(
+                f"{self.asked.labels}: no image has several labels; if one has, part them by {PARTING!r}"
+            )
         return names
 
     @cached_property
     def _classes_of_label(self) -> list[list[str]]:
-        return [split_label(label) if self.asked.multi_label else [label] for label in self.label_names]
+        return [
+            split_label(label) if self.asked.multi_label else [label] for label in self.label_names
+        ]
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -158,7 +168,9 @@ class AnnotatedSource(FolderSource):
     @cached_property
     def digest(self) -> bytes:
         """Digest of the labels: a run does not go on when one of them has changed."""
-        lines = (f"{below(self.root, path)}\t{self.label_names[label]}" for path, label in self.images)
+        lines = (
+            f"{below(self.root, path)}\t{self.label_names[label]}" for path, label in self.images
+        )
         return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).digest()
 
     @cached_property
@@ -176,7 +188,12 @@ class AnnotatedSource(FolderSource):
         return table.select(pool[np.concatenate(rows_by_class(np.asarray(table.labels)[pool]))])
 
     def _takes_share_of_classes(self, images: Images) -> bool:
-        return not (self.asked.folds or self.asked.multi_label or images.groups is not None or _is_divided(images))
+        return not (
+            self.asked.folds
+            or self.asked.multi_label
+            or images.groups is not None
+            or _is_divided(images)
+        )
 
     def choose(self, pool: Images) -> ndarray:
         if not self.asked.folds and _is_divided(pool):
@@ -204,7 +221,11 @@ class AnnotatedSource(FolderSource):
         share = validates.mean()
         without = sorted({*self.class_names} - self.classes_of(pool.select(validates).labels))
         if without or abs(share - wanted) > wanted / 2:
-            lacking = f"; no validation images of {len(without)} classes: {abbreviate(without)}" if without else ""
+            lacking = (
+                f"; no validation images of {len(without)} classes: {abbreviate(without)}"
+                if without
+                else ""
+            )
             tell_once(
                 f"{self.asked.labels or self.root}: because groups stay whole, {share:.1%} of the images validate, "
                 f"{wanted:.1%} were asked for{lacking}"
@@ -230,8 +251,14 @@ def read_table(file: Path, root: Path, several: bool) -> Images:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
     prefix = os.path.join(root, "")
     if missing := _missing([row.path for row in rows], root):
-        why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
-        raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
+        why = (
+            ""
+            if all(map(disk.is_text, missing))
+            else "; save the table as UTF-8, if the names are that"
+        )
+        raise UserError(
+            f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}"
+        )
     names = sorted({row.label for row in rows})
     index_of = {name: index for index, name in enumerate(names)}
     images = Images(((prefix + row.path, index_of[row.label]) for row in rows), prefix, names)
@@ -259,16 +286,24 @@ def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Ro
         name = "label" if "label" in row else "class"  # as in the tables of `cait predict`
         if name not in row:
             raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
-        cells = {column: row[column].strip() for column in ("path", name, "split", "group") if column in row}
+        cells = {
+            column: row[column].strip()
+            for column in ("path", name, "split", "group")
+            if column in row
+        }
         if empty := [column for column, cell in cells.items() if not cell]:
             raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
         split = SPLITS.get(cells.get("split", "train").lower())
         if split is None:
-            raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
+            raise UserError(
+                f"{where}, line {line}: split is train, val or test, not {cells['split']!r}"
+            )
         label = composed(cells[name])
         if several:
             label = PARTING.join(sorted({*split_label(label)})) or PARTING
-        yield Row(spelled(root, below_root(root, cells["path"])), label, split, cells.get("group", ""))
+        yield Row(
+            spelled(root, below_root(root, cells["path"])), label, split, cells.get("group", "")
+        )
 
 
 def _first_group(regex: str, path: str) -> str:

@@ -25,7 +25,9 @@ class Balance(Group):
         if self.balance is None:
             return None
         if data.task is not None:
-            raise UserError("data.balance is for one class per image; for several give --model.class_weights balanced")
+            raise UserError(
+                "data.balance is for one class per image; for several give --model.class_weights balanced"
+            )
         from cait.extras.balance.order import Balanced
 
         return Balanced(data.train_labels, self.balance)

@@ -33,7 +33,9 @@ class Balanced:
         drawn = []
         for images, share in zip(members, shares(counts, POWERS[self.balance]), strict=True):
             for start in range(0, share, len(images)):
-                drawn.append(images[torch.randperm(len(images), generator=generator)][: share - start])
+                drawn.append(
+                    images[torch.randperm(len(images), generator=generator)][: share - start]
+                )
         order = torch.cat(drawn)
         return order[torch.randperm(len(order), generator=generator)]
 

@@ -31,7 +31,9 @@ def open_source(root: str, settings: Settings) -> Any:
     Raises UserError if torchvision has no data set of that name.
     """
     named = root.startswith(("torch/", "hfds/")) and not Path(root).is_dir()
-    if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed
+    if not (
+        named or any(Path(root).glob("ILSVRC2012_*.tar*"))
+    ):  # most folders: torchvision's data sets are not needed
         return None
     from functools import partial
 
@@ -42,4 +44,6 @@ def open_source(root: str, settings: Settings) -> Any:
     splits = group(Splits, settings)
     if not named:
         return FolderSource(splits, partial(sets.unpack, Path(root)))
-    return SplitSource(root, splits.train_split, splits.val_split, sets.opener(root, group(Catalog, settings)))
+    return SplitSource(
+        root, splits.train_split, splits.val_split, sets.opener(root, group(Catalog, settings))
+    )

@@ -38,17 +38,28 @@ def opener(root: str, catalog: Catalog) -> Callable[[str], MapSamples]:
     if root.startswith("hfds/"):
         return partial(_open_huggingface, root, catalog)
     if root not in TORCHVISION:
-        raise UserError(f"there is no data set {root}, but {', '.join(TORCHVISION)}; a folder of that name is ./{root}")
+        raise UserError(
+            f"there is no data set {root}, but {', '.join(TORCHVISION)}; a folder of that name is ./{root}"
+        )
     return partial(_open_torchvision, root, catalog)
 
 
 def _open_torchvision(root: str, catalog: Catalog, split: str) -> MapSamples:
     folder = Path(catalog.data_dir or f"data/{root.removeprefix('torch/')}")
-    with disk.file_lock(folder.parent / f".{folder.name}.lock") if catalog.download else nullcontext():
+    with (
+        disk.file_lock(folder.parent / f".{folder.name}.lock")
+        if catalog.download
+        else nullcontext()
+    ):
         try:
-            parts = [_part(TORCHVISION[root], folder, part, catalog.download) for part in split.split("+")]
+            parts = [
+                _part(TORCHVISION[root], folder, part, catalog.download)
+                for part in split.split("+")
+            ]
         except ValueError as error:  # no such split, or no longer available
-            raise UserError(f"{root} with --data.train_split or --data.val_split {split}: {error}") from error
+            raise UserError(
+                f"{root} with --data.train_split or --data.val_split {split}: {error}"
+            ) from error
         except (RuntimeError, OSError) as error:
             if catalog.download:
                 raise UserError(f"cannot fetch {root}: {one_line(error)}") from error
@@ -81,10 +92,14 @@ def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
         raise UserError(f"cannot open {root}, split {split!r}: {one_line(error)}{hint}") from error
     if reader.dataset[0][key] is None:  # timm's reader fills a missing column with None
         known = ", ".join(sorted(set(reader.dataset.column_names) - {key}))
-        raise UserError(f"{root} has no images in a column {key}; it has {known}: see --data.input_key")
+        raise UserError(
+            f"{root} has no images in a column {key}; it has {known}: see --data.input_key"
+        )
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
     if not names:
-        raise UserError(f"{root} names no classes in its column {catalog.target_key}; see --data.target_key")
+        raise UserError(
+            f"{root} names no classes in its column {catalog.target_key}; see --data.target_key"
+        )
     return MapSamples(root, split, reader, names)
 
 
@@ -108,7 +123,10 @@ def _unpack_whole(root: Path, split: str) -> None:
     """Unpack one split in a folder beside it, which holds links to the archives, and rename it at the end."""
     scratch = root / ".unpacking"
     disk.remove(scratch)
-    print(f"unpacking ImageNet's {split} images in {root}, once; the MD5 sum is checked first", flush=True)
+    print(
+        f"unpacking ImageNet's {split} images in {root}, once; the MD5 sum is checked first",
+        flush=True,
+    )
     try:
         scratch.mkdir()
         for archive in root.glob("ILSVRC2012_*.tar*"):

@@ -25,7 +25,9 @@ def reading(**settings: Any) -> Any:
 
 def add_settings(line: Any, program: Any) -> None:
     """Where images are planes, add the settings that they need to those of `cait fit`."""
-    if line.verb == "fit" and program.data is None:  # a data module of one's own may have transforms of its own
+    if (
+        line.verb == "fit" and program.data is None
+    ):  # a data module of one's own may have transforms of its own
         from cait.cli.options import Options
 
         own = Options("fit")
@@ -46,8 +48,12 @@ def settings_for(typed: set[str], given: Settings, source: str = "") -> Settings
     if not root:
         return {}
     if source and "data.reader" not in given and (run_settings := read_as_in(source)):
-        return {name: value for name, value in (run_settings | unchanged).items() if name not in typed}
-    if "ckpt_path" in given or not (is_asked or ("data.reader" not in given and holds_planes(Path(root)))):
+        return {
+            name: value for name, value in (run_settings | unchanged).items() if name not in typed
+        }
+    if "ckpt_path" in given or not (
+        is_asked or ("data.reader" not in given and holds_planes(Path(root)))
+    ):
         return {}
     from cait.data.source import open_source
     from cait.extras.channels.planes import measure
@@ -73,7 +79,9 @@ def read_as_in(source: str) -> Settings:
         _, folder = checkpoint_of(source, "start from")
         data = saved.data_settings(folder) if folder else {}
         if data.get("reader"):
-            settings = {f"data.{name}": data.get(name) for name in ("reader", "reader_args", "mean", "std")}
+            settings = {
+                f"data.{name}": data.get(name) for name in ("reader", "reader_args", "mean", "std")
+            }
             return settings | {CHANNELS: len(data["mean"])}
     return {}
 

@@ -15,7 +15,14 @@ from numpy import ndarray
 from torch import Tensor
 from torchvision.io import decode_image
 
-from cait.data.reading import MOST_BYTES, UnreadableImageError, check_size, load_image, open_bytes, open_image
+from cait.data.reading import (
+    MOST_BYTES,
+    UnreadableImageError,
+    check_size,
+    load_image,
+    open_bytes,
+    open_image,
+)
 from cait.errors import UserError, tell_once, to_install
 from cait.extras.channels.preprocessing import PlanesReading
 from cait.extras.features import evenly
@@ -79,7 +86,9 @@ def numbers(
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         pixels = decode_image(encoded, "UNCHANGED", upright).permute(1, 2, 0).numpy()
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
-        raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels")
+        raise ValueError(
+            f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels"
+        )
     check_size(*pixels.shape[1::-1])
     most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity
@@ -114,7 +123,9 @@ def _dicom(data: bytes, window: Any) -> ndarray:
     image = dcmread(BytesIO(data))
     frames = int(image.get("NumberOfFrames") or 1)
     if image.Columns * image.Rows * image.SamplesPerPixel * frames > MOST_BYTES // 4:
-        raise ValueError(f"its {frames:,} frames of {image.Columns:,} × {image.Rows:,} pixels are too large")
+        raise ValueError(
+            f"its {frames:,} frames of {image.Columns:,} × {image.Rows:,} pixels are too large"
+        )
     if image.PhotometricInterpretation == "PALETTE COLOR":
         raise ValueError(PALETTE)
     stored = image.pixel_array
@@ -127,7 +138,10 @@ def _dicom(data: bytes, window: Any) -> ndarray:
         values = apply_windowing(values, image)
     if image.PhotometricInterpretation == "MONOCHROME1":  # the least number is white
         least = -(2 ** (image.BitsStored - 1)) if image.PixelRepresentation else 0
-        values = apply_modality_lut(np.array([least, least + 2**image.BitsStored - 1]), image).sum() - values
+        values = (
+            apply_modality_lut(np.array([least, least + 2**image.BitsStored - 1]), image).sum()
+            - values
+        )
     values = np.where(stored == image.get("PixelPaddingValue"), np.nan, values)
     if values.ndim == 3 and image.SamplesPerPixel == 1:
         values = np.moveaxis(values, 0, -1)
@@ -141,7 +155,9 @@ def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[flo
     """
     read = pixels = 0
     problems: list[str] = []
-    totals: Any = 0  # numbers that are not missing, their sum and that of their squares, for each channel
+    totals: Any = (
+        0  # numbers that are not missing, their sum and that of their squares, for each channel
+    )
     for index in evenly(len(samples), SAMPLE):
         try:
             planes = load_image(samples[index][0], samples.name(index), reading)
@@ -154,13 +170,21 @@ def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[flo
         values = planes.flatten(1).double()
         totals += torch.stack([(~values.isnan()).sum(1), values.nansum(1), (values**2).nansum(1)])
     if not read:
-        remedy = f"; TIFF and DICOM need {to_install('[channels]')}" if "No module" in problems[0] else ""
+        remedy = (
+            f"; TIFF and DICOM need {to_install('[channels]')}"
+            if "No module" in problems[0]
+            else ""
+        )
         raise UserError(f"no training image can be read as planes: {problems[0]}{remedy}")
     mean, squares = totals[1:] / totals[0].clamp(min=1)
     std = (squares - mean**2).clamp(min=0).sqrt()
     std[std <= 1e-6 * mean.abs()] = 1  # of a channel that is the same everywhere
-    lines = [f"planes    {len(mean)} channels, mean and deviation of {read:,} of {len(samples):,} training images"]
+    lines = [
+        f"planes    {len(mean)} channels, mean and deviation of {read:,} of {len(samples):,} training images"
+    ]
     if missing := pixels - int(totals[0].sum()):
-        lines.append(f"{missing:,} numbers ({missing / pixels:.1%}) are missing and count as the mean")
+        lines.append(
+            f"{missing:,} numbers ({missing / pixels:.1%}) are missing and count as the mean"
+        )
     tell_once("; ".join([*lines, *problems[:3]]))
     return mean.tolist(), std.tolist()

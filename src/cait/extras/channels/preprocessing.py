@@ -76,7 +76,9 @@ class Planes(PlanesReading, Preprocessing):
         transform = super().train_transform(augmentation)
         if self.reader is not None:
             if augmentation.auto_augment or augmentation.color_jitter:
-                raise UserError("auto_augment and color_jitter are for RGB: beside data.reader set both to null")
+                raise UserError(
+                    "auto_augment and color_jitter are for RGB: beside data.reader set both to null"
+                )
             transform.transforms.insert(0, self.normalize)
         return transform
 
@@ -89,4 +91,6 @@ class Planes(PlanesReading, Preprocessing):
         settings = super().timms()
         if self.reader is None:
             return settings
-        return settings | dict(input_size=(self.in_chans, self.img_size, self.img_size), mean=(0.0,), std=(1.0,))
+        return settings | dict(
+            input_size=(self.in_chans, self.img_size, self.img_size), mean=(0.0,), std=(1.0,)
+        )

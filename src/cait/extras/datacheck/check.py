@@ -27,7 +27,9 @@ from cait.run.program import Program
 def check(arguments: list[str], program: Program) -> None:
     """Print what is in a folder, then a line for each thing that is wrong with it."""
     options = Options("check", "Count the images of a data folder and decode some.")
-    options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
+    options.add_argument(
+        "root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/"
+    )
     options.add_argument(
         "--images",
         type=int,
@@ -36,20 +38,28 @@ def check(arguments: list[str], program: Program) -> None:
         help="how many to decode, evenly over all; default 2000",
     )
     if "channels" in plugins.extras():
-        options.add_argument("--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes")
+        options.add_argument(
+            "--reader", metavar="PATH", help="as --data.reader; known where a folder holds planes"
+        )
     given = options.parse_args(arguments)
     root = given.root
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
     if any(root.glob("ILSVRC2012_*.tar")) and not (root / "train").is_dir():
-        raise UserError(f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them")
+        raise UserError(
+            f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them"
+        )
     doubtful: list[str] = []
     wrong = list(_faults(open_source(str(root)), given, doubtful))
     for line in wrong:
         say(f"wrong: {line}")
     if wrong:
         raise UserError(f"{len(wrong)} thing(s) wrong with {root}")
-    verdict = f"can be used; look at the {len(doubtful)} thing(s) above" if doubtful else "is as it should be"
+    verdict = (
+        f"can be used; look at the {len(doubtful)} thing(s) above"
+        if doubtful
+        else "is as it should be"
+    )
     say(f"{root} {verdict}")
 
 
@@ -63,7 +73,10 @@ def _faults(source: Any, given: Any, doubtful: list[str]) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    print(f"{len(names):,} classes, {len(train):,} training and {len(val):,} validation images", flush=True)
+    print(
+        f"{len(names):,} classes, {len(train):,} training and {len(val):,} validation images",
+        flush=True,
+    )
     if isinstance(source, FolderSource):
         if source.left_out:
             yield f"{source.root}{not_listed(source.left_out)}"
@@ -100,7 +113,9 @@ Alike = tuple[tuple[str, int, bool], tuple[str, int, bool]]
 def _copies(table: Images) -> Iterator[Alike]:
     """Images of the same bytes; a bar shows how many files have been looked at."""
     images = table.in_split(TRAIN | VAL)
-    with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         groups = same_bytes(images, lambda indices, title: bar.track(indices, description=title))
     for same in groups:
         first, *others = [(*images[index], images.splits[index] == VAL) for index in same]
@@ -115,7 +130,10 @@ def _near_equal(seen: Iterable[Seen]) -> Iterator[Alike]:
         alike[image.hash].append(image)
     for first, *others in alike.values():
         for other in others:
-            if first[1:3] != other[1:3] and np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME:
+            if (
+                first[1:3] != other[1:3]
+                and np.abs(first.thumbnail.astype(int) - other.thumbnail).mean() < SAME
+            ):
                 yield first[:3], other[:3]
 
 

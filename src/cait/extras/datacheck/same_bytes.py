@@ -28,13 +28,17 @@ def without_copies(source: FolderSource, images: Images) -> Images:
     Copies stay if a class has no others. Lines say how many those are, or that there are more images than `COMPARED`.
     """
     if len(images) > COMPARED:
-        tell_once(f"{source.root}: the bytes of {len(images):,} images are not compared; `cait check` does it")
+        tell_once(
+            f"{source.root}: the bytes of {len(images):,} images are not compared; `cait check` does it"
+        )
         return images
     labels = np.asarray(images.labels)
     trains = images.splits == TRAIN
     copies = trains & _copies_of_held_out(images)
     others = source.classes_of(np.unique(labels[trains & ~copies]))
-    lonely = [label for label in np.unique(labels[copies]) if not source.classes_of([label]) <= others]
+    lonely = [
+        label for label in np.unique(labels[copies]) if not source.classes_of([label]) <= others
+    ]
     only_copies = copies & np.isin(labels, lonely)
     divided = source.without(images, copies & ~only_copies, "a validation image has the same bytes")
     if lonely:
@@ -60,7 +64,9 @@ def show_nothing(indices: list[int], title: str) -> Iterable[int]:
     return indices
 
 
-def same_bytes(images: Images, progress: Callable[[list[int], str], Iterable[int]] = show_nothing) -> list[list[int]]:
+def same_bytes(
+    images: Images, progress: Callable[[list[int], str], Iterable[int]] = show_nothing
+) -> list[list[int]]:
     """The indices of images that have the same bytes, two or more at a time, each time in order.
 
     Only a file whose size another has is opened, and only one whose middle another has too is read whole. A file that

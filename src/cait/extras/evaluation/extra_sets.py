@@ -40,7 +40,9 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet:
         return ExtraSet(list_classes([root], indices, root))
     index_of = {name: index for index, name in enumerate(names)}
     if unknown := [name for name in folders if name not in index_of]:
-        raise UserError(f"{root} holds class folders that the model does not know: {abbreviate(unknown)}")
+        raise UserError(
+            f"{root} holds class folders that the model does not know: {abbreviate(unknown)}"
+        )
     if not folders:
         raise UserError(f"{root} holds no class folders")
     only = [index_of[name] for name in folders]
@@ -62,7 +64,9 @@ def open_test(source: Any) -> ExtraSet | None:
     if val is None or val == folder or not folder.is_dir():
         return None
     try:
-        return ExtraSet(open_extra(folder, source.class_names).samples)  # all classes may be predicted
+        return ExtraSet(
+            open_extra(folder, source.class_names).samples
+        )  # all classes may be predicted
     except UserError as error:
         rank_zero_info(f"{folder} is not scored: {error}")
         return None
@@ -77,7 +81,11 @@ def real_labels(samples: Samples) -> Tensor | None:
     names = [Path(samples.name(index)).name for index in range(len(samples))]
     try:
         labels = RealLabelsImagenet(names).real_labels
-        return pad_sequence([torch.tensor(labels[name], dtype=torch.long) for name in names], True, -1)
+        return pad_sequence(
+            [torch.tensor(labels[name], dtype=torch.long) for name in names], True, -1
+        )
     except (AssertionError, KeyError):
-        rank_zero_info("ReaL is not scored: these are not ImageNet's 50,000 validation images under their names")
+        rank_zero_info(
+            "ReaL is not scored: these are not ImageNet's 50,000 validation images under their names"
+        )
         return None

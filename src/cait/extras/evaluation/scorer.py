@@ -32,8 +32,12 @@ class Counts(nn.Module):
         super().__init__()
         self.confusion = None
         if num_classes <= CLASSES_IN_MATRIX:
-            self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=-1, validate_args=False)
-        self.calibration = MulticlassCalibrationError(num_classes, ignore_index=-1, validate_args=False)  # of 15 bins
+            self.confusion = MulticlassConfusionMatrix(
+                num_classes, ignore_index=-1, validate_args=False
+            )
+        self.calibration = MulticlassCalibrationError(
+            num_classes, ignore_index=-1, validate_args=False
+        )  # of 15 bins
         self.real_acc1 = MeanMetric()
         self.real_acc5 = MeanMetric()
         self.real_images = SumMetric()
@@ -41,7 +45,9 @@ class Counts(nn.Module):
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
         probabilities = logits.float().softmax(dim=1)
-        labels = labels.where(probabilities[:, 0].isfinite(), -1)  # of NaN, the largest is the first class
+        labels = labels.where(
+            probabilities[:, 0].isfinite(), -1
+        )  # of NaN, the largest is the first class
         if self.confusion:
             self.confusion.update(logits, labels)
         self.calibration.update(probabilities, labels)
@@ -87,8 +93,13 @@ class Evaluation(Callback):
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
         self._hooks: list[RemovableHandle] = []
         if scoring.module.task.several and self.extra:
-            raise UserError("--extra scores class folders, and an image of this run may have several classes")
-        self._sets = {name: open_extra(Path(place), self.data.class_names) for name, place in self.extra.items()}
+            raise UserError(
+                "--extra scores class folders, and an image of this run may have several classes"
+            )
+        self._sets = {
+            name: open_extra(Path(place), self.data.class_names)
+            for name, place in self.extra.items()
+        }
         if TEST not in self._sets and (test := open_test(self.data.source)):
             self._sets = {TEST: test, **self._sets}
 
@@ -99,14 +110,22 @@ class Evaluation(Callback):
         self._real = None
         if is_ours and self.data.class_names == ImageNetInfo().label_names():
             real = real_labels(self.data.val_images.samples)
-            self._real = None if real is None else real[list(loader.sampler.indices)]  # of this process, in order
+            self._real = (
+                None if real is None else real[list(loader.sampler.indices)]
+            )  # of this process, in order
         self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
         networks = {"raw": pl_module.model}
         if self._ema and self._ema.average is not None:
             networks["ema"] = self._ema.average
-        self._hooks = [network.register_forward_hook(self._leave_out) for network in networks.values()]
-        counted = [] if pl_module.task.several else networks  # what is counted here is of one class per image
-        self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted}
+        self._hooks = [
+            network.register_forward_hook(self._leave_out) for network in networks.values()
+        ]
+        counted = (
+            [] if pl_module.task.several else networks
+        )  # what is counted here is of one class per image
+        self._counts = {
+            name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted
+        }
 
     def _leave_out(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
         """The logits [B, num_classes], without the classes that a further set does not have."""
@@ -129,7 +148,9 @@ class Evaluation(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for hook in self._hooks:
             hook.remove()
-        self.scores = {name: counts.compute(self._real is not None) for name, counts in self._counts.items()}
+        self.scores = {
+            name: counts.compute(self._real is not None) for name, counts in self._counts.items()
+        }
 
     def extend(self, result: Scores) -> None:
         """Score the further sets."""
@@ -138,14 +159,19 @@ class Evaluation(Callback):
         for name, extra_set in self._sets.items():
             self.only = extra_set.only
             loader = self.data.extra_val_dataloader(extra_set.samples)
-            for weights, scores in self.scoring.validate(model=self.scoring.module, dataloaders=loader).items():
+            for weights, scores in self.scoring.validate(
+                model=self.scoring.module, dataloaders=loader
+            ).items():
                 result[weights].setdefault("extra", {})[name] = scores
 
     def rows(self, core: Sequence[Row], result: Scores) -> Iterator[Row]:
         """The calibration error, and the rows of `core` on each further set."""
         yield Row("calibration error", "{:.2f} %", ("calibration",))
         shown = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
-        for title, *path in [("ReaL", "real"), *((name, "extra", name) for name in result["extra"])]:
+        for title, *path in [
+            ("ReaL", "real"),
+            *((name, "extra", name) for name in result["extra"]),
+        ]:
             for row in shown:
                 yield Row(f"{title} {row.title}", row.form, (*path, *row.place))
 

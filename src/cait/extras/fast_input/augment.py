@@ -57,7 +57,8 @@ class Augment:
     def __init__(self, settings: Any) -> None:
         arguments = settings.timms() | settings.timms_augmentation() | {"hflip": 0.0}
         (self.resized_crop,), policy, final = (
-            stage.transforms for stage in create_transform(is_training=True, separate=True, **arguments)
+            stage.transforms
+            for stage in create_transform(is_training=True, separate=True, **arguments)
         )
         self.decoder = choose()
         self.how_read = HOW_READ[self.decoder]
@@ -67,11 +68,15 @@ class Augment:
         self.shaped = ShapedCrop(settings.scale, settings.ratio)
         self.erasing = next((stage for stage in final if isinstance(stage, RandomErasing)), None)
         self.array_ops = [stage for stage in policy if isinstance(stage, RandAugment)]
-        self.image_ops = [stage for stage in policy if stage not in self.array_ops] + settings.own_operations()
+        self.image_ops = [
+            stage for stage in policy if stage not in self.array_ops
+        ] + settings.own_operations()
         for stage in self.array_ops:
             for op in stage.ops:
                 op.aug_fn = on_arrays(op.aug_fn)
-            stage.ops = np.array(stage.ops)  # numpy, which draws from them, would make it for each image
+            stage.ops = np.array(
+                stage.ops
+            )  # numpy, which draws from them, would make it for each image
 
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `open_image` in decode.py."""
@@ -93,7 +98,9 @@ class Augment:
     @staticmethod
     def collate(workers: int, size: int) -> Callable[[list[Any]], Any]:
         """What makes batches of `size` bytes."""
-        return partial(collate, memory=SharedBatches(workers, READY + HELD, size) if workers else None)
+        return partial(
+            collate, memory=SharedBatches(workers, READY + HELD, size) if workers else None
+        )
 
     def _cropped(self, image: OpenImage) -> Tensor:
         """The random crop of the settings as uint8 [S, S, 3]; only the crop is decoded."""
@@ -115,7 +122,9 @@ class Augment:
         top = (self.size[0] - height) // 2
         left = (self.size[1] - width) // 2
         square = torch.tensor(self.fill, dtype=torch.uint8).repeat(*self.size, 1)
-        square[top : top + height, left : left + width] = resize(pixels, (height, width), interpolation)
+        square[top : top + height, left : left + width] = resize(
+            pixels, (height, width), interpolation
+        )
         return square
 
     def _erased(self) -> Erased | None:
@@ -138,7 +147,9 @@ class Augment:
 def resize(pixels: ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
     """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, with torch if it has the filter."""
     if interpolation in RESIZED_BY_TORCH:
-        image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: torch's fastest path
+        image = torch.from_numpy(pixels)[None].permute(
+            0, 3, 1, 2
+        )  # channels last: torch's fastest path
         return F.interpolate(image, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0)
     resample = getattr(Image.Resampling, interpolation.upper())
     return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
@@ -222,4 +233,6 @@ def _received(rest: list[Any], key: int, place: int, shape: Any, dtype: Any) -> 
     batches = MEMORIES[key]
     array = batches.array(place, shape, dtype)
     weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array), *_tensors(rest)  # the tensor refers to the array as long as anything uses it
+    return torch.from_numpy(array), *_tensors(
+        rest
+    )  # the tensor refers to the array as long as anything uses it

@@ -96,9 +96,13 @@ class JpegStream:
 
     def crop(self, box: Box) -> ndarray:
         top, left, height, width = box
-        right = min(max(left + width, 2), self.size[0])  # a region of only the first column may come out wrong
+        right = min(
+            max(left + width, 2), self.size[0]
+        )  # a region of only the first column may come out wrong
         image = self.decoder.decode(
-            self.stream.get_sub_code_stream(region=self.codec.Region(top, left, top + height, right)),
+            self.stream.get_sub_code_stream(
+                region=self.codec.Region(top, left, top + height, right)
+            ),
             params=self.params,
         )
         if image is None:
@@ -144,7 +148,9 @@ OpenImage = DecodedImage | JpegStream | Upright | Gray
 """An opened RGB image; its boxes can be decoded."""
 
 
-def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
+def open_image(
+    raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN
+) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
     Raises UnreadableImageError if the image cannot be read; it has the `name` of an image that has no path.
@@ -155,13 +161,17 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
         name = str(raw)
     try:
         with open_bytes(raw) as file:
-            size = file.seek(0, os.SEEK_END)  # read(n) would take n bytes of memory first, whatever there is
+            size = file.seek(
+                0, os.SEEK_END
+            )  # read(n) would take n bytes of memory first, whatever there is
             file.seek(0)
             if size > DECODING[1]:  # Pillow reads what it needs of it
                 return _by_pillow(file, name, reading)
             data = file.read()
     except OSError as error:
-        raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
+        raise UnreadableImageError(
+            f"cannot read the image {name}: {error.strerror or error}"
+        ) from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
@@ -181,7 +191,9 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
     ppm = PPM.match(data)
-    frame = Frame(0, 3, int(ppm[1]), int(ppm[2]), ppm.end(), has_exif=False) if ppm else _header(data)
+    frame = (
+        Frame(0, 3, int(ppm[1]), int(ppm[2]), ppm.end(), has_exif=False) if ppm else _header(data)
+    )
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
     check_size(frame.width, frame.height)

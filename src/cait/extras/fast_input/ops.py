@@ -90,7 +90,9 @@ def _sheared(pixels: ndarray, factor: float, fill: Fill) -> ndarray:
     shifts = (np.arange(height) + 0.5) * factor
     whole = np.floor(shifts).clip(-width - 4, width + 4)
     begin = margin + 1 + whole.astype(np.intp)
-    moved = _filtered(windows[np.arange(height), 3 * begin], shifts - whole, axis=1).reshape(pixels.shape)
+    moved = _filtered(windows[np.arange(height), 3 * begin], shifts - whole, axis=1).reshape(
+        pixels.shape
+    )
     # The filter mixes the fill into up to four pixels on either side; those count as outside.
     first = np.ceil(-shifts - 0.5).clip(-width - 9, width + 9).astype(np.intp)[:, None]
     columns = np.concatenate([first + np.arange(-4, 0), first + width + np.arange(4)], axis=1)
@@ -125,13 +127,17 @@ def _translated(pixels: ndarray, amount: float, fill: Fill, axis: int) -> ndarra
         before = (slice(None),) * axis
         taps = _with_edges(pixels, axis)[(*before, slice(first + whole + 1, last + whole + 4))]
         inside = moved[(*before, slice(first, last))]
-        inside[:] = _filtered(taps.reshape(len(taps), -1), np.array([shift - whole]), axis).reshape(inside.shape)
+        inside[:] = _filtered(taps.reshape(len(taps), -1), np.array([shift - whole]), axis).reshape(
+            inside.shape
+        )
     return moved
 
 
 def _with_edges(pixels: ndarray, axis: int) -> ndarray:
     """Repeat the first and the last along the axis twice, as the filter sees them beyond the image."""
-    return np.concatenate([np.take(pixels, [0, 0], axis), pixels, np.take(pixels, [-1, -1], axis)], axis)
+    return np.concatenate(
+        [np.take(pixels, [0, 0], axis), pixels, np.take(pixels, [-1, -1], axis)], axis
+    )
 
 
 def _filtered(taps: ndarray, d: ndarray, axis: int) -> ndarray:

@@ -50,7 +50,9 @@ def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
         problems = [problem for _, problem in answers if problem]
         if problems:
             raise UserError(problems[0])
-        with disk.open_file(answers[first][0]) as file:  # in a folder to which this account alone writes
+        with disk.open_file(
+            answers[first][0]
+        ) as file:  # in a folder to which this account alone writes
             value = pickle.loads(file.read())
         processes.agree()  # the file stays until all have read it
     return value
@@ -58,7 +60,10 @@ def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
 
 def compare(facts: Mapping[str, str], processes: Processes) -> None:
     """Raise UserError in all processes about the first fact in which one, maybe on another machine, differs."""
-    answers = [json.loads(word) for word in processes.agree(json.dumps([socket.gethostname(), dict(facts)]))]
+    answers = [
+        json.loads(word)
+        for word in processes.agree(json.dumps([socket.gethostname(), dict(facts)]))
+    ]
     first_host, expected = answers[0]
     for rank, (host, present) in enumerate(answers):
         for name in [*expected, *present]:
@@ -73,14 +78,26 @@ def compare(facts: Mapping[str, str], processes: Processes) -> None:
 def facts(run: Run) -> dict[str, str]:
     """What all processes of a run must have alike, on whatever machines."""
     settings = flatten(run.config.as_dict())
-    shared = {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(MACHINES_OWN)}
-    others = {"code": code_version(), "torch": torch.__version__, "checkpoint": os.path.basename(run.start)}
+    shared = {
+        f"--{name}": str(value)
+        for name, value in settings.items()
+        if not name.endswith(MACHINES_OWN)
+    }
+    others = {
+        "code": code_version(),
+        "torch": torch.__version__,
+        "checkpoint": os.path.basename(run.start),
+    }
     return run.data.facts() | others | shared
 
 
 def code_version() -> str:
     """The package's version, with a digest of its source."""
     source = Path(cait.__file__).parent
-    files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
+    files = [
+        path
+        for path in sorted(source.rglob("*.py"))
+        if "tests" not in path.relative_to(source).parts
+    ]
     digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
     return f"{cait.__version__} ({digest.hexdigest()[:16]})"

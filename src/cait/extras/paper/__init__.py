@@ -6,7 +6,9 @@ from cait.plugins import Verb
 from cait.run.program import Program
 
 VERBS = {
-    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost", quick=True),
+    "zoo": Verb(
+        "cait.extras.paper.zoo:show", "list the paper's models, their size and cost", quick=True
+    ),
     "paper": Verb(
         "cait.extras.paper.rows:show",
         "list the rows of the paper's tables, each a run: cait paper [TABLE]\n"

@@ -27,7 +27,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait.errors import UserError
-from cait.model.attention import ClassAttention, SelfAttention, backend_named, by_heads, merge_heads, mixed_softmax
+from cait.model.attention import (
+    ClassAttention,
+    SelfAttention,
+    backend_named,
+    by_heads,
+    merge_heads,
+    mixed_softmax,
+)
 from cait.model.cait import Block, CaiT, ClassAttentionBlock, SelfAttentionBlock, layer_norm
 from cait.model.config import CaiTConfig
 from cait.model.residual import DropPath, Sample, sampled, sampled_scale, scaled_linear
@@ -45,7 +52,9 @@ class Ablations(CaiTConfig):
 
     depth_token_only: NonNegativeInt = 2
     """Number of class-attention blocks."""
-    residual: Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"] = "layerscale"
+    residual: Literal[
+        "layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"
+    ] = "layerscale"
     """The form of the residual branch."""
     layer_scale_dist: Literal["constant", "uniform"] = "constant"
     """Start all λ at ε, or draw them uniformly from [0, 2ε]."""
@@ -67,24 +76,34 @@ class Ablations(CaiTConfig):
         super().__post_init__()
         at = self.class_token_at
         if at is not None and at not in range(self.depth):
-            raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at}")
+            raise UserError(
+                f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at}"
+            )
         if self.global_pool == "avg" and (at is not None or self.depth_token_only):
-            raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
+            raise UserError(
+                "global_pool avg has no class token: depth_token_only must be 0 and class_token_at null"
+            )
         if self.global_pool == "token" and at is None and not self.depth_token_only:
-            raise UserError("the class token is never updated: set class_token_at or depth_token_only")
+            raise UserError(
+                "the class token is never updated: set class_token_at or depth_token_only"
+            )
 
 
 class AblatedSelfAttention(SelfAttention):
     """`SelfAttention` without talking heads, with scores of cosine similarity, or with Fixup's biases."""
 
     def __init__(self, config: Any) -> None:
-        nn.Module.__init__(self)  # not the constructor of SelfAttention, which has talking heads in any case
+        nn.Module.__init__(
+            self
+        )  # not the constructor of SelfAttention, which has talking heads in any case
         d = config.embed_dim
         self.num_heads = config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
         self.attend = backend_named(config.attention_backend)
-        self.attention_backend = self.attend.__name__ if config.talking_heads and not self.cosine else ""
+        self.attention_backend = (
+            self.attend.__name__ if config.talking_heads and not self.cosine else ""
+        )
         self.bias_qkv = scalar_bias(config)
         self.bias_proj = scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
@@ -226,8 +245,12 @@ class AblatedCaiT(CaiT):
             del self.cls_token
             self.global_pool = "avg"
             self.num_prefix_tokens = 0
-        if at == 0:  # a class token that is there from the first block on has a position too, as in DeiT
-            self.pos_embed = nn.Parameter(torch.zeros(1, self.config.num_patches + 1, self.config.embed_dim))
+        if (
+            at == 0
+        ):  # a class token that is there from the first block on has a position too, as in DeiT
+            self.pos_embed = nn.Parameter(
+                torch.zeros(1, self.config.num_patches + 1, self.config.embed_dim)
+            )
         elif at is not None:
             self.blocks[at].register_forward_pre_hook(self._prepend)
         self.norm = norm_layer(self.config)
@@ -244,7 +267,11 @@ class AblatedCaiT(CaiT):
             cls = x[:, :1]
             x = x[:, 1:]
         else:
-            cls = x[:, :0] if self.config.global_pool == "avg" else self.cls_token.repeat(x.shape[0], 1, 1)
+            cls = (
+                x[:, :0]
+                if self.config.global_pool == "avg"
+                else self.cls_token.repeat(x.shape[0], 1, 1)
+            )
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return normed(self.norm, torch.cat((cls, x), dim=1))
@@ -320,4 +347,6 @@ def scale_as_t_fixup(blocks: list[Any]) -> None:
 
 def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:
     """The linear layers of each block by their name in it."""
-    return [pair for block in blocks for pair in block.named_modules() if isinstance(pair[1], nn.Linear)]
+    return [
+        pair for block in blocks for pair in block.named_modules() if isinstance(pair[1], nn.Linear)
+    ]

@@ -85,7 +85,9 @@ class Row:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
             others = row_named(self.weights_of, self.table).settings
-            settings = {key: others[key] for key in others if key.startswith(("model.name", FIELDS))}
+            settings = {
+                key: others[key] for key in others if key.startswith(("model.name", FIELDS))
+            }
         elif self.base:
             settings = row_named(self.base, self.table).settings
         else:
@@ -95,7 +97,11 @@ class Row:
     @property
     def fields(self) -> Settings:
         """The fields of the network that the row changes."""
-        return {key.removeprefix(FIELDS): value for key, value in self.settings.items() if key.startswith(FIELDS)}
+        return {
+            key.removeprefix(FIELDS): value
+            for key, value in self.settings.items()
+            if key.startswith(FIELDS)
+        }
 
     def is_of(self, hparams: Settings) -> bool:
         """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
@@ -107,7 +113,10 @@ class Row:
         files = [RECIPE]
         if self.overlay:
             files.append(CONFIGS / self.overlay)
-        return [*((file, configurations.settings(file)) for file in files), (None, nested(self.settings))]
+        return [
+            *((file, configurations.settings(file)) for file in files),
+            (None, nested(self.settings)),
+        ]
 
     def network(self) -> CaiTConfig:
         settings: Settings = {}
@@ -115,7 +124,9 @@ class Row:
             settings |= flatten(layer)
         size = settings["data.img_size"]
         rate = settings["model.drop_path_rate"]
-        return variant_config(settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields)
+        return variant_config(
+            settings["model.name"], img_size=size, drop_path_rate=rate, **self.fields
+        )
 
 
 @functools.cache
@@ -142,7 +153,9 @@ def row_named(id: str, table: str | None = None) -> Row:
     known = rows()
     full = id if "/" in id else f"{table}/{id}"
     if full not in known:
-        raise UserError(f"the paper has no row {id!r}{did_you_mean(full, known, '; `cait paper` lists them')}")
+        raise UserError(
+            f"the paper has no row {id!r}{did_you_mean(full, known, '; `cait paper` lists them')}"
+        )
     return known[full]
 
 
@@ -192,7 +205,9 @@ def show(arguments: list[str], program: Program) -> None:
     options.add_argument("table", metavar="TABLE", nargs="?", help="default all")
     args = options.parse_args(arguments)
     if args.table and args.table not in tables():
-        raise UserError(f"the paper has no table {args.table!r} here; choose one of {', '.join(tables())}")
+        raise UserError(
+            f"the paper has no table {args.table!r} here; choose one of {', '.join(tables())}"
+        )
     examples: dict[bool, str] = {}
     screen = table_console(180)
     for table in [args.table] if args.table else tables():

@@ -32,21 +32,32 @@ class Cost(NamedTuple):
 
 def show(arguments: list[str], program: Program) -> None:
     """Print every model at every resolution of the paper, in the order of its table."""
-    Options("zoo", "List the paper's models with their size, cost and published accuracy.").parse_args(arguments)
-    table = Table(title="CaiT: GMACs counted here beside the paper's GFLOPs; top-1 on ImageNet from the paper")
+    Options(
+        "zoo", "List the paper's models with their size, cost and published accuracy."
+    ).parse_args(arguments)
+    table = Table(
+        title="CaiT: GMACs counted here beside the paper's GFLOPs; top-1 on ImageNet from the paper"
+    )
     for title in COLUMNS:
         table.add_column(title, justify="left" if title == "model" else "right")
     costs = known_costs()
     for model, published in models().items():
         cost = costs[model]
-        cells = [*map(str, model), f"{cost.parameters:,}", f"{cost.gmacs:.3f}", f"{cost.gmacs_published:.1f}"]
+        cells = [
+            *map(str, model),
+            f"{cost.parameters:,}",
+            f"{cost.gmacs:.3f}",
+            f"{cost.gmacs_published:.1f}",
+        ]
         top1 = {"model.distillation" in row.settings: row.top1 for row in published}
         for value in (published[0].gflops, top1.get(False), top1.get(True)):
             cells.append("" if value is None else f"{value:.1f}")
         table.add_row(*cells)
     screen = table_console(110)
     screen.print(table)
-    screen.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')
+    screen.print(
+        '"N+1 rule": one more token in each self-attention block. The paper seems to count like this.'
+    )
 
 
 def known_costs() -> dict[Model, Cost]:

@@ -40,7 +40,9 @@ def step_callbacks(module: Any, data: Any) -> list[Any]:
 def callbacks(run: Run) -> list[Any]:
     """What scores the baselines, if the run asks for it and keeps anything."""
     _check_used(run)
-    if not run.config.baselines or not run.keeps or getattr(run.data, "task", None):  # an image has one class
+    if (
+        not run.config.baselines or not run.keeps or getattr(run.data, "task", None)
+    ):  # an image has one class
         return []
     from cait.extras.pretrained.baselines import Baselines
 
@@ -58,9 +60,13 @@ def _check_used(run: Run) -> None:
     is_typed = "model.freeze_norm" in run.typed  # a recipe sets it for any network
     has_norm = any(isinstance(layer, _BatchNorm) for layer in run.module.model.modules())
     if is_typed and asks("freeze_norm") and not has_norm:
-        raise UserError(f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not")
+        raise UserError(
+            f"--model.freeze_norm does nothing without BatchNorm, which {run.module.name} has not"
+        )
     if asks("solve_head") and not start.weights and not start.pretrained:
-        raise UserError("--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out")
+        raise UserError(
+            "--model.solve_head does nothing without --model.weights or --model.pretrained: leave it out"
+        )
 
 
 def results(folder: Path) -> Results | None:

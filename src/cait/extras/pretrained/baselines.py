@@ -66,11 +66,15 @@ class Baselines(Callback):
         device = trainer.strategy.root_device
         print("scoring simple baselines; --baselines false leaves this out", flush=True)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        solved = next((callback.scores for callback in callbacks if isinstance(callback, SolveHead)), {})
+        solved = next(
+            (callback.scores for callback in callbacks if isinstance(callback, SolveHead)), {}
+        )
         sets = []
         for samples in (data.train_images.samples, data.val_images.samples):
             some = evenly(len(samples), MOST)
-            seen = extract(pl_module.model, samples, data, device, some, pixels=True, features=not solved)
+            seen = extract(
+                pl_module.model, samples, data, device, some, pixels=True, features=not solved
+            )
             sets.append(seen.at(seen.labels != NO_LABEL))
         metric, run, how = _run_score(trainer)
         if solved and not trainer.global_step:  # its solved head is all that it has learned
@@ -80,7 +84,10 @@ class Baselines(Callback):
         train, val = sets
         for row in scores(train, val, data.num_classes, solved):
             rows.append(row | {"score": row[metric]})
-            if any(isinstance(callback, LastCheckpoint) and callback.signals.received for callback in callbacks):
+            if any(
+                isinstance(callback, LastCheckpoint) and callback.signals.received
+                for callback in callbacks
+            ):
                 return  # a signal, which is only noted until the end
         disk.write_json(file, {"metric": NAMES[metric], "run": run, "how": how, "baselines": rows})
 
@@ -89,7 +96,11 @@ def _run_score(trainer: Trainer) -> tuple[str, float, str]:
     """The accuracy that the run is judged by, its value, and whose it is."""
     for callback in trainer.checkpoint_callbacks:
         metric = getattr(callback, "metric", "").rpartition("/")[2]
-        if metric in NAMES and isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+        if (
+            metric in NAMES
+            and isinstance(callback, BestCheckpoint)
+            and callback.best_model_score is not None
+        ):
             return metric, float(callback.best_model_score), "its best.ckpt"
     return "acc1", float(trainer.callback_metrics["val/acc1"]), "its last weights"
 
@@ -105,12 +116,23 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
     images = np.bincount(train.labels, minlength=classes)
     validates = np.isin(np.arange(classes), val.labels)
     largest = np.full_like(val.labels, (images * validates).argmax())
-    yield dict(name="chance", how="the largest class", seconds=0.0, **accuracies(largest, val.labels))
+    yield dict(
+        name="chance", how="the largest class", seconds=0.0, **accuracies(largest, val.labels)
+    )
     if solved:
-        yield dict(name="linear probe", how="the head solved before the first step", seconds=0.0, **solved)
+        yield dict(
+            name="linear probe", how="the head solved before the first step", seconds=0.0, **solved
+        )
     inputs = [("logistic regression", "on the pixels", train.pixels, val.pixels)]
     if train.features.size:
-        inputs.append(("linear probe", "logistic regression on the network's features", train.features, val.features))
+        inputs.append(
+            (
+                "linear probe",
+                "logistic regression on the network's features",
+                train.features,
+                val.features,
+            )
+        )
     for name, how, rows, val_rows in inputs:
         begin = time.monotonic()
         answers = classify(rows, train.labels, val_rows, classes)
@@ -121,7 +143,10 @@ def scores(train: Extracted, val: Extracted, classes: int, solved: Scores) -> It
 def accuracies(answers: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Top-1 accuracy and its mean over the classes that have images, in percent, as a run logs them."""
     of_classes = [np.mean(answers[labels == label] == label) for label in np.unique(labels)]
-    return {"acc1": 100 * float(np.mean(answers == labels)), "acc1_macro": 100 * float(np.mean(of_classes))}
+    return {
+        "acc1": 100 * float(np.mean(answers == labels)),
+        "acc1_macro": 100 * float(np.mean(of_classes)),
+    }
 
 
 def results(folder: Path) -> Results | None:

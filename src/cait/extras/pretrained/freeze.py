@@ -31,7 +31,9 @@ class FreezeSettings(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.freeze, bool) and not 0 < self.freeze < 1:
-            raise UserError(f"freeze must be true, false, or a share of the layers below 1, got {self.freeze:g}")
+            raise UserError(
+                f"freeze must be true, false, or a share of the layers below 1, got {self.freeze:g}"
+            )
 
 
 class Freeze(Callback):
@@ -52,12 +54,16 @@ class Freeze(Callback):
         name = pl_module.name
         if freeze is True:
             if not (trained := classifier_keys(network)):
-                raise UserError(f"{name} has no classifier, which model.freeze needs: give it get_classifier()")
+                raise UserError(
+                    f"{name} has no classifier, which model.freeze needs: give it get_classifier()"
+                )
             frozen = {key for key, _ in network.named_parameters()}.difference(trained)
         elif hasattr(network, "group_matcher"):
             frozen = lower_keys(network, freeze)
         else:
-            raise UserError(f"{name} names no layers, which model.freeze {freeze:g} needs: give it group_matcher()")
+            raise UserError(
+                f"{name} names no layers, which model.freeze {freeze:g} needs: give it group_matcher()"
+            )
         for key in frozen:
             network.get_parameter(key).requires_grad_(False)
 
@@ -66,15 +72,23 @@ class Freeze(Callback):
         freeze_norm = pl_module.hparams.get("freeze_norm")
         for layer in pl_module.model.modules():
             trains = [weight.requires_grad for weight in layer.parameters()]
-            is_frozen = freeze and not any(trains) and (trains or freeze is True)  # a Dropout above goes on
+            is_frozen = (
+                freeze and not any(trains) and (trains or freeze is True)
+            )  # a Dropout above goes on
             if is_frozen or (freeze_norm and isinstance(layer, _BatchNorm)):
                 self.held.append(layer)
         start = pl_module.settings
         has_weights = trainer.ckpt_path or start.weights or start.pretrained
-        if self.held and not has_weights and not references.is_path(pl_module.name):  # one's own may load its weights
-            rank_zero_info("warning: what is frozen is random: give --model.weights FILE or --model.pretrained true")
+        if (
+            self.held and not has_weights and not references.is_path(pl_module.name)
+        ):  # one's own may load its weights
+            rank_zero_info(
+                "warning: what is frozen is random: give --model.weights FILE or --model.pretrained true"
+            )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         for layer in self.held:  # in each step, because others put the whole network into training
             if layer.training:
                 layer.eval()

@@ -28,7 +28,10 @@ class SeesIntermediates:
     def intermediates(self: Any, images: Tensor) -> Tensor:
         """[B, D] of images [B, C, S, S]: the means of what the stages give, then what the head saw before."""
         last, stages = self.forward_intermediates(images, **self.asked)
-        return torch.cat([*(stage.mean((2, 3)) for stage in stages), self.forward_head(last, pre_logits=True)], dim=1)
+        return torch.cat(
+            [*(stage.mean((2, 3)) for stage in stages), self.forward_head(last, pre_logits=True)],
+            dim=1,
+        )
 
     def forward(self: Any, images: Tensor) -> Tensor:
         return self.get_classifier()(self.intermediates(images))
@@ -58,10 +61,16 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
     kind: Any = type(network)
     head = network.get_classifier()
     if not isinstance(head, nn.Linear):
-        raise UserError(f"{kind.__name__} does not end in one linear layer, which is to see its intermediates")
+        raise UserError(
+            f"{kind.__name__} does not end in one linear layer, which is to see its intermediates"
+        )
     if not hasattr(kind, "forward_intermediates"):
-        raise UserError(f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it")
-    network.__class__ = seeing(kind, "extra_blocks" in inspect.signature(network.forward_intermediates).parameters)
+        raise UserError(
+            f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it"
+        )
+    network.__class__ = seeing(
+        kind, "extra_blocks" in inspect.signature(network.forward_intermediates).parameters
+    )
     refusal = told_as(f"{kind.__name__} gives no intermediates for images of {list(shape)}")
     with refusal, in_evaluation(network), torch.no_grad():
         width = network.intermediates(torch.zeros(1, *shape)).shape[1]

@@ -40,7 +40,9 @@ class SolveHead(Callback):
         if stage != "fit":
             return
         if hasattr(trainer.strategy, "shard_module"):
-            raise UserError("the head of a sharded network cannot be solved: set --model.solve_head false")
+            raise UserError(
+                "the head of a sharded network cannot be solved: set --model.solve_head false"
+            )
         self.drawn = [weight.clone() for weight in head_weights(pl_module)]
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -48,9 +50,13 @@ class SolveHead(Callback):
         if start.ckpt_path is not None or start.fast_dev_run or not self._is_new(pl_module):
             return
         if start.datamodule is None:
-            raise UserError("solve_head reads the training images of a data module: give fit() one, or set it to false")
+            raise UserError(
+                "solve_head reads the training images of a data module: give fit() one, or set it to false"
+            )
         layers = classifiers(pl_module.model)
-        if other := [layer for layer in layers if not isinstance(layer, nn.Linear) or layer.bias is None]:
+        if other := [
+            layer for layer in layers if not isinstance(layer, nn.Linear) or layer.bias is None
+        ]:
             rank_zero_info(
                 f"the head is not solved, it starts at random: {pl_module.name} ends in {type(other[0]).__name__}, "
                 "not in Linear with a bias"
@@ -72,7 +78,9 @@ class SolveHead(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
         pl_module.validates_first = self.is_solved and trainer.global_step == 0
-        if self.is_solved and pl_module.hparams["freeze"] is True:  # its head alone was to be learned
+        if (
+            self.is_solved and pl_module.hparams["freeze"] is True
+        ):  # its head alone was to be learned
             rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
             trainer.should_stop = True
 
@@ -92,7 +100,9 @@ class SolveHead(Callback):
 
 
 def head_weights(pl_module: Any) -> list[Tensor]:
-    return [layer.weight.detach() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")]
+    return [
+        layer.weight.detach() for layer in classifiers(pl_module.model) if hasattr(layer, "weight")
+    ]
 
 
 def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
@@ -108,7 +118,9 @@ def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
         labels = torch.from_numpy(seen.labels)
         weights = weights_of(seen, data, pl_module)
         head = solve(torch.from_numpy(seen.features), data._targets(labels), classes, weights)
-        rank_zero_info(f"head solved on {len(labels):,} of {len(samples):,} images, C {head.strength:g}")
+        rank_zero_info(
+            f"head solved on {len(labels):,} of {len(samples):,} images, C {head.strength:g}"
+        )
     head = trainer.strategy.broadcast(head)
     with torch.no_grad():
         layer.weight.copy_(head.weight)
@@ -118,7 +130,9 @@ def solve_layer(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> None:
 def weights_of(seen: Extracted, data: Any, pl_module: Any) -> Tensor:
     """How much each image counts, [N]: as often as the run draws its label, and as much as its loss weights it."""
     labels = torch.from_numpy(seen.labels)
-    drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
+    drawn = torch.bincount(
+        data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images)
+    )
     share = torch.bincount(labels, drawn[seen.kept]) / torch.bincount(labels).clamp(min=1)
     class_weights = getattr(pl_module.loss, "weights", None)
     if class_weights is not None and not pl_module.task.several:

@@ -16,7 +16,9 @@ from cait.run.program import Program
 
 def features(arguments: list[str], program: Program) -> None:
     """Write the features of images, unpickled. Those that cannot be read are named on the screen and left out."""
-    options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
+    options = Options(
+        "features", "Write what the head of a network sees of images: [N, d] in float32."
+    )
     networks.add_options(options)
     options.add_argument(
         "--images",
@@ -25,7 +27,9 @@ def features(arguments: list[str], program: Program) -> None:
         required=True,
         help="class folders, train and val, or any folder",
     )
-    options.add_argument("--output", metavar="FILE", type=Path, required=True, help="file to write, .npz")
+    options.add_argument(
+        "--output", metavar="FILE", type=Path, required=True, help="file to write, .npz"
+    )
     args = options.parse_args(arguments)
     disk.check_output(args.output, is_new=True)
     checkpoint, folder = networks.chosen(args, "take features of")
@@ -46,7 +50,9 @@ def features(arguments: list[str], program: Program) -> None:
         np.savez(
             file,
             names=np.array([names[index] for index in extracted.kept]),
-            class_names=np.array([*map(printable, class_names)], np.str_),  # an empty list would be of numbers
+            class_names=np.array(
+                [*map(printable, class_names)], np.str_
+            ),  # an empty list would be of numbers
             features=extracted.features,
             labels=extracted.labels,
         )

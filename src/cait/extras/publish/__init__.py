@@ -15,7 +15,16 @@ VERBS = {
 }
 GROUPS = {"network": "cait.extras.publish.timm_calls:TimmCalls"}
 SHARED_FIELDS = (
-    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
+    *(
+        "img_size",
+        "patch_size",
+        "in_chans",
+        "num_classes",
+        "embed_dim",
+        "depth",
+        "depth_token_only",
+        "num_heads",
+    ),
     *("mlp_ratio", "qkv_bias"),
 )
 """The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""

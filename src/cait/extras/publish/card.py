@@ -45,9 +45,13 @@ def card(arguments: list[str], program: Program) -> None:
     """Write the card of a run, and for a model of the Hub timm's files beside it."""
     options = Options("card", WHAT)
     options.add_argument("run", metavar="NAME", help="the run's folder in logs/")
-    options.add_argument("repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub")
+    options.add_argument(
+        "repo", metavar="OWNER/NAME", nargs="?", help="the model's name on the Hub"
+    )
     options.add_weights()
-    options.add_argument("--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named")
+    options.add_argument(
+        "--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named"
+    )
     args = options.parse_args(arguments)
     folder = rundir.folder_of(args.run)
     if args.repo and args.repo.count("/") != 1:
@@ -75,9 +79,13 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     state = ckpt.data_state(content) or {}
     if not {"acc1", "mAP"} & scored.keys():
-        raise UserError(f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite")
+        raise UserError(
+            f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite"
+        )
     images = state.get("depends_on", {}).get("training pictures")
-    repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"  # as the Hub allows
+    repo = (
+        given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
+    )  # as the Hub allows
     config = saved.run_settings(folder)
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
@@ -104,7 +112,13 @@ def _is_timms(model: Content) -> bool:
 
 
 def text(
-    repo: str, scores: Content, about: Content, config: Content, images: Any, license: str | None, tables: Any
+    repo: str,
+    scores: Content,
+    about: Content,
+    config: Content,
+    images: Any,
+    license: str | None,
+    tables: Any,
 ) -> str:
     """The card by card.jinja: `about` is evaluation.json, `scores` its part, `images` are those that trained."""
     import yaml
@@ -207,4 +221,6 @@ def _public(settings: Content) -> Settings:
 def _cell(text: str) -> str:
     """A name in Markdown, with all markup escaped."""
     shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    return re.sub(r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown)  # addresses are links too
+    return re.sub(
+        r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown
+    )  # addresses are links too

@@ -40,7 +40,13 @@ def quantize_onnx(path: Path, output: Path, images: Sequence[Tensor]) -> None:
 
     prepared = output.with_name("prepared.onnx")
     quant_pre_process(path, prepared, skip_symbolic_shape=True)
-    quantize_static(prepared, output, Reader(), per_channel=True, op_types_to_quantize=["Conv", "Gemm", "MatMul"])
+    quantize_static(
+        prepared,
+        output,
+        Reader(),
+        per_channel=True,
+        op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+    )
     prepared.unlink()
 
 
@@ -73,7 +79,9 @@ def images_of(loaded: Any) -> tuple[list[Batch], list[Batch]]:
     return _batches(loaded.data, held_out, SCORED), _batches(loaded.data, training, CALIBRATED)
 
 
-def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], train: Sequence[Batch]) -> None:
+def add(
+    loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], train: Sequence[Batch]
+) -> None:
     """Write NAME-int8 beside an exported file, and print its accuracy and speed; the images are those of `images_of`.
 
     Raises UserError if it loses more than a point of accuracy, unless `keep` says to keep it.
@@ -84,18 +92,27 @@ def add(loaded: Any, path: Path, format: str, keep: bool, val: Sequence[Batch], 
         with quiet():
             quantize(path, output, [batch for batch, _ in train])
         network = loaded.network.float().cpu().eval()
-        forwards = {"int8": read(output), format: read(path), "compiled": torch.compile(network), "eager": network}
+        forwards = {
+            "int8": read(output),
+            format: read(path),
+            "compiled": torch.compile(network),
+            "eager": network,
+        }
         if not shutil.which("g++"):
             del forwards["compiled"]
         before = _accuracy(forwards[format], val)
         after = _accuracy(forwards["int8"], val)
         count = sum(int((labels >= 0).sum()) for _, labels in val)
-        result = f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
+        result = (
+            f"{after:.2f} % of {count:,} validation images right in 8 bits, {before:.2f} % before"
+        )
         if before - after > 1 and not keep:
             raise UserError(f"{result}: --yes keeps it")
         for file in sorted(Path(scratch).iterdir()):
             print(os.path.relpath(shutil.move(file, path.parent / file.name)))
-    speeds = [f"{name} {_images_a_second(forward, val[0][0]):,.0f}" for name, forward in forwards.items()]
+    speeds = [
+        f"{name} {_images_a_second(forward, val[0][0]):,.0f}" for name, forward in forwards.items()
+    ]
     print(f"{result}; images a second: {', '.join(speeds)}")
 
 
@@ -107,7 +124,9 @@ def _batches(data: Any, images: EvalImages, most: int) -> list[Batch]:
 
 def _accuracy(forward: Forward, batches: Sequence[Batch]) -> float:
     """The percentage of the images with a label whose class is the most probable."""
-    right = torch.cat([(forward(images).argmax(dim=1) == labels)[labels >= 0] for images, labels in batches])
+    right = torch.cat(
+        [(forward(images).argmax(dim=1) == labels)[labels >= 0] for images, labels in batches]
+    )
     return 100 * right.float().mean().item()
 
 

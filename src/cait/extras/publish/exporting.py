@@ -51,12 +51,20 @@ NEEDS = {"onnx": ["onnxruntime", "onnxscript"], "openvino": ["openvino", "nncf"]
 def export_run(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
     options = Options("export", "Write the best network of a run for other programs.")
-    options.add_argument("run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument(
+        "run", metavar="RUN", help="a run in logs/, its folder, or a checkpoint (.ckpt)"
+    )
     options.add_argument("--format", choices=WRITE, default="timm", help="default timm")
     options.add_weights()
-    options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
-    options.add_argument("--int8", action="store_true", help="beside it a network of 8 bits: onnx, openvino")
-    options.add_argument("--yes", action="store_true", help="keep it if it loses more than a point of accuracy")
+    options.add_argument(
+        "--output", type=Path, metavar="PATH", help="file to write; for timm a directory"
+    )
+    options.add_argument(
+        "--int8", action="store_true", help="beside it a network of 8 bits: onnx, openvino"
+    )
+    options.add_argument(
+        "--yes", action="store_true", help="keep it if it loses more than a point of accuracy"
+    )
     args = options.parse_args(arguments)
     if not all(map(find_spec, NEEDS.get(args.format, ()))):
         group = "export" if args.format == "onnx" else args.format
@@ -64,7 +72,9 @@ def export_run(arguments: list[str], program: Program) -> None:
     if args.int8 and args.format not in NEEDS:
         raise UserError(f"--int8 is for --format {' and '.join(NEEDS)}")
     if args.int8 and not checkpoint_of(args.run, "export")[1]:
-        raise UserError("--int8 takes the images of a run: name a run, or a checkpoint in its folder")
+        raise UserError(
+            "--int8 takes the images of a run: name a run, or a checkpoint in its folder"
+        )
     from cait.extras.publish import eight_bits
 
     loaded, folder = opened(args.run, args, program)
@@ -82,13 +92,17 @@ def opened(run: str, given: argparse.Namespace, program: Program) -> tuple[Loade
     """What a verb's options `given` choose of a run or a checkpoint, and the usual folder for what is written of it."""
     checkpoint, folder = checkpoint_of(run, "export")
     loaded = load_run(given, checkpoint, folder, program)
-    return loaded, Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
+    return loaded, Path(
+        folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema]
+    )
 
 
 def write(loaded: Loaded, format: str, output: Path) -> tuple[list[Path], float]:
     """`export` the network of a run with all that is known of its classes and images."""
     if is_own := loaded.data.has_own_eval_transform:
-        tell(f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own")
+        tell(
+            f"the file does not say how images are prepared: {type(loaded.data).__name__} has a transform of its own"
+        )
     metadata = ({} if is_own else loaded.data.preprocessing) | loaded.task.metadata
     shape = network.input_shape(loaded.module.hparams)
     return export(loaded.network, output, format, metadata, shape, loaded.module.class_names)
@@ -120,7 +134,9 @@ def export(
     output = Path(output).resolve()
     disk.check_output(output, folder=format == "timm")
     if format == "openvino" and output.suffix != ".xml":
-        raise UserError(f"{output.name}: OpenVINO reads files that end with .xml; name one with --output")
+        raise UserError(
+            f"{output.name}: OpenVINO reads files that end with .xml; name one with --output"
+        )
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     metadata: Settings = {"class_names": list(class_names)} if class_names else {}
@@ -141,7 +157,9 @@ def _logits(forward: Forward, shape: Shape) -> Tensor:
     """The logits of two batches of random images, the same in every call."""
     logits = []
     for batch in (1, 3):
-        output: Any = forward(torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch)))
+        output: Any = forward(
+            torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch))
+        )
         logits.append(output[0] if isinstance(output, tuple) else output)
     return torch.cat(logits)
 

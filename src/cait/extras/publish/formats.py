@@ -37,11 +37,19 @@ def write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -
     data_config: Settings = {"input_size": tuple(shape)}
     if shape[0] not in (1, 3):  # timm's mean and std are ImageNet's, of three channels
         data_config |= {"mean": (0.0,), "std": (1.0,)}
-    data_config |= {name: metadata[name] for name in ("mean", "std", "crop_pct", "interpolation") if name in metadata}
+    data_config |= {
+        name: metadata[name]
+        for name in ("mean", "std", "crop_pct", "interpolation")
+        if name in metadata
+    }
     if (fit := metadata.get("fit", "crop")) != "crop":
         data_config["crop_mode"] = CROP_MODES[fit]
-    save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)
-    shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
+    save_for_hf(
+        network, str(path), safe_serialization=True, model_config=config, data_config=data_config
+    )
+    shutil.copymode(
+        path / "config.json", path / "model.safetensors"
+    )  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
@@ -50,7 +58,9 @@ def _in_timm(cait: Any) -> nn.Module:
     config: Any = getattr(cait, "config", None)
     if not hasattr(config, "depth_token_only"):
         raise UserError(f"timm does not know {type(cait).__name__}: {ANY}")
-    smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)  # by the x in their names
+    smallest_first = sorted(
+        timm.list_models("cait_*"), key=len, reverse=True
+    )  # by the x in their names
     arguments = {entry: _arguments(entry, config) for entry in smallest_first}
     entry = min(arguments, key=lambda name: len(arguments[name]))
     overlay: Settings = dict.fromkeys(("url", "hf_hub_id", "tag", "license"))
@@ -66,9 +76,15 @@ def _in_timm(cait: Any) -> nn.Module:
 def _arguments(entry: str, config: Any) -> Settings:
     """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
     _, name, img_size = entry.split("_")
-    variant_config = references.locate("cait.model.config:variant_config")  # by name: a project may delete CaiT
+    variant_config = references.locate(
+        "cait.model.config:variant_config"
+    )  # by name: a project may delete CaiT
     row = variant_config(name, img_size=int(img_size))
-    differ = {key: getattr(config, key) for key in SHARED_FIELDS if getattr(config, key) != getattr(row, key)}
+    differ = {
+        key: getattr(config, key)
+        for key in SHARED_FIELDS
+        if getattr(config, key) != getattr(row, key)
+    }
     if "mlp_ratio" in differ:
         differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
     return differ
@@ -102,10 +118,14 @@ def write_onnx(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -
             verbose=False,
         )
         for name, value in metadata.items():
-            program.model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
+            program.model.metadata_props[name] = (
+                value if isinstance(value, str) else json.dumps(value)
+            )
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()  # where each line of the source lies on this machine
-        program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
+        program.save(
+            path, external_data=False
+        )  # one file; above 2 GB the weights still go beside it
     return read_onnx(path)
 
 
@@ -122,13 +142,19 @@ def write_openvino(model: nn.Module, path: Path, metadata: Metadata, shape: Shap
     import openvino
 
     with quiet():
-        converted = openvino.convert_model(torch.export.export(model, **example(shape), strict=False))
+        converted = openvino.convert_model(
+            torch.export.export(model, **example(shape), strict=False)
+        )
     converted.reshape([-1, *shape])
     converted.inputs[0].set_names({"images"})
-    for output, name in zip(converted.outputs, getattr(model, "output_names", ["logits"]), strict=True):
+    for output, name in zip(
+        converted.outputs, getattr(model, "output_names", ["logits"]), strict=True
+    ):
         output.set_names({name})
     for name, value in metadata.items():
-        converted.set_rt_info(value if isinstance(value, str) else json.dumps(value), ["metadata", name])
+        converted.set_rt_info(
+            value if isinstance(value, str) else json.dumps(value), ["metadata", name]
+        )
     openvino.save_model(converted, path, compress_to_fp16=False)
     return read_openvino(path)
 
@@ -149,6 +175,10 @@ def example(shape: Shape) -> dict[str, Any]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hide the exporters' warnings and progress: a user can do nothing about them."""
-    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
         warnings.simplefilter("ignore")
         yield

@@ -41,17 +41,24 @@ class TimmCalls:
     def reset_classifier(self: Any, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a new one, by none for 0 classes; `global_pool` changes what it reads, if given."""
         if global_pool not in (None, "", "avg", "token"):
-            raise UserError(f"global_pool must be token, avg or '' for all tokens, got {global_pool!r}")
+            raise UserError(
+                f"global_pool must be token, avg or '' for all tokens, got {global_pool!r}"
+            )
         if global_pool is not None:
             self.global_pool = global_pool
         if num_classes:
             self.config = dataclasses.replace(self.config, num_classes=num_classes)
         like = dict(device=self.pos_embed.device, dtype=self.pos_embed.dtype)
-        head = nn.Linear(self.config.embed_dim, num_classes, **like) if num_classes else nn.Identity()
+        head = (
+            nn.Linear(self.config.embed_dim, num_classes, **like) if num_classes else nn.Identity()
+        )
         self.head = head.train(self.training)
 
     def prune_intermediate_layers(
-        self: Any, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+        self: Any,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
     ) -> list[int]:
         """Remove what `forward_intermediates` of these indices does without; returns them, counted from 0."""
         from timm.models._features import feature_take_indices
@@ -101,5 +108,7 @@ class TimmCalls:
             if i in taken:
                 maps.append((self.norm(tokens) if norm else tokens)[:, -count:])
         if output_fmt == "NCHW":
-            maps = [patches.transpose(1, 2).unflatten(2, (side, side)).contiguous() for patches in maps]
+            maps = [
+                patches.transpose(1, 2).unflatten(2, (side, side)).contiguous() for patches in maps
+            ]
         return maps if intermediates_only else (self.forward_class(tokens), maps)

@@ -32,9 +32,13 @@ SETTINGS = [
 
 def add_settings(line: Line, program: Program) -> None:
     """Add the recipe of a folder to the settings given beside it."""
-    if line.verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
+    if (
+        line.verb != "fit" or program.module or program.data
+    ):  # the rules know the settings of the package's own classes
         return
-    if {"data.root", "from", "minutes", "race"} & line.typed or any(path is None for path, _ in line.layers):
+    if {"data.root", "from", "minutes", "race"} & line.typed or any(
+        path is None for path, _ in line.layers
+    ):
         from cait.extras.recipe.arguments import add_recipe
 
         add_recipe(line, program)

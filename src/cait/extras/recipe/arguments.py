@@ -75,7 +75,9 @@ def settings_for(line: Line, program: Program, asked: Namespace, given: Settings
 def is_folder(root: Any) -> bool:
     """Whether `root` is, or may be meant as, a folder of class folders, and no data set of another kind."""
     may_be = isinstance(root, str) and (Path(root).is_dir() or not is_path(root))
-    return may_be and all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
+    return may_be and all(
+        open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source")
+    )
 
 
 def chosen(given: Settings, asked: Namespace, program: Program) -> Settings:
@@ -87,7 +89,9 @@ def chosen(given: Settings, asked: Namespace, program: Program) -> Settings:
         except UserError as error:
             return json.dumps(str(error))
 
-    is_from_lightning = "LOCAL_RANK" in os.environ and CHOSEN in os.environ and program.processes.started() == 1
+    is_from_lightning = (
+        "LOCAL_RANK" in os.environ and CHOSEN in os.environ and program.processes.started() == 1
+    )
     if not is_from_lightning:  # which started this process with the arguments of the first
         os.environ[CHOSEN] = program.processes.from_first(planned)
     settings = json.loads(os.environ[CHOSEN])
@@ -115,7 +119,9 @@ def plan(given: Settings, asked: Namespace, program: Program) -> Settings:
     names_weights = asked.source or given.get("model.weights") or given.get("model.pretrained")
     is_asked = asked.race == "true"
     if is_asked and not recipe.solves_head:
-        raise UserError("--race true is about a head that is solved on weights: name some, and no run, with --from")
+        raise UserError(
+            "--race true is about a head that is solved on weights: name some, and no run, with --from"
+        )
     if recipe.solves_head and (is_asked or not (names_weights or asked.race)):
         others = {name: value for name, value in given.items() if name not in OF_WEIGHTS}
         enter(recipe, choose(folder, machine, others, trial, None, minutes), is_asked)

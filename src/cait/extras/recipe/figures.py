@@ -88,10 +88,14 @@ def this_machine(given: Settings) -> Machine:
     """What a run with the settings `given` trains on."""
     count = cores.share(1)
     uses_gpu = given.get("trainer.accelerator") != "cpu"
-    if uses_gpu and torch.backends.mps.is_available():  # before CUDA, as Lightning's "auto" looks for it
+    if (
+        uses_gpu and torch.backends.mps.is_available()
+    ):  # before CUDA, as Lightning's "auto" looks for it
         return Machine(count, gpus=1)
     if uses_gpu and torch.cuda.is_available():
-        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)  # T4, V100 and RTX 20 emulate it, slowly
+        is_fast = torch.cuda.is_bf16_supported(
+            including_emulation=False
+        )  # T4, V100 and RTX 20 emulate it, slowly
         return Machine(count, torch.cuda.device_count(), is_fast)
     cpuinfo = Path("/proc/cpuinfo")
     # Without Intel's units for matrices in bfloat16, it is slow.
@@ -102,7 +106,9 @@ def this_machine(given: Settings) -> Machine:
 def survey(source: FolderSource, reading: Reading) -> Survey:
     """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read."""
     train = source.train
-    label_sets = getattr(source, "label_sets", None)  # a row of 0 and 1 for each label, the classes that it stands for
+    label_sets = getattr(
+        source, "label_sets", None
+    )  # a row of 0 and 1 for each label, the classes that it stands for
     if label_sets is None:
         counts = np.bincount(train.labels, minlength=len(source.class_names))
     else:
@@ -124,7 +130,9 @@ def survey(source: FolderSource, reading: Reading) -> Survey:
         several=None if label_sets is None else len(train),
         val=len(source.val),
         side=int(statistics.median(sides)),
-        gray=bool((spread < 2).mean() >= 0.95),  # in nearly all images the channels differ by less than 2 of 255
+        gray=bool(
+            (spread < 2).mean() >= 0.95
+        ),  # in nearly all images the channels differ by less than 2 of 255
         mean=tuple((channels.mean(axis=0) / 255).round(3).tolist()),
         std=tuple((channels.std(axis=0) / 255).clip(0.01).round(3).tolist()),
     )
@@ -186,7 +194,9 @@ class Trial:
             with warnings.catch_warnings(action="ignore"):
                 return HEAD_ANEW not in group(InitialWeights, model).load_into(network, name)
         except UserError as error:
-            raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
+            raise UserError(
+                f"{error}; --model.name says which network to train, here {name}"
+            ) from error
 
     def has_depthwise(self, held: Settings) -> bool:
         """Whether the network has convolutions of single channels."""

@@ -71,14 +71,24 @@ class Plan(Callback):
             return
         now = time.monotonic()
         batches = batches_an_epoch(trainer)
-        epoch = (now - self._since) / (self._batches - WARM_UP) * batches  # its part of a validation included
+        epoch = (
+            (now - self._since) / (self._batches - WARM_UP) * batches
+        )  # its part of a validation included
         left = self.run.program.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.settings.weights or pl_module.settings.pretrained)
-        most = max(done, self.first, most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every)
+        most = max(
+            done,
+            self.first,
+            most_epochs(from_weights, batches / batches_a_step(trainer)) // every * every,
+        )
         fitting = done + max(0, int(left / (every * epoch))) * every
         self.epochs = trainer.strategy.broadcast(min(most, fitting))
         if self.epochs != trainer.max_epochs:
-            reason = f"because one takes {epoch:.1f} s" if fitting <= most else "no more, whatever the time"
+            reason = (
+                f"because one takes {epoch:.1f} s"
+                if fitting <= most
+                else "no more, whatever the time"
+            )
             noun = "epoch" if self.epochs == 1 else "epochs"
             rank_zero_info(
                 f"planned anew: {self.epochs} {noun}, {reason}; about {duration((self.epochs - done) * epoch)} to go"

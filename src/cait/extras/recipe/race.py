@@ -58,7 +58,10 @@ def enter(recipe: Recipe, scratch: Recipe, is_asked: bool) -> None:
         return
     race = {
         "seconds": seconds,
-        "settings": nested(scratch.held | {name: recipe.held.get(name, default) for name, default in SHARED.items()}),
+        "settings": nested(
+            scratch.held
+            | {name: recipe.held.get(name, default) for name, default in SHARED.items()}
+        ),
     }
     text = f"after the head is solved, from scratch gets {seconds:.0f} s to be ahead of it"
     if not is_asked:
@@ -87,7 +90,9 @@ def callbacks_of(run: Run) -> list[Callback]:
     """What races in a run, if its race is not over."""
     if "settings" in run.config.race:
         return [Race(run)]
-    is_inside = run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()  # of the one from weights
+    is_inside = (
+        run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()
+    )  # of the one from weights
     return [RaceFromScratch(run)] if is_inside and not winner(run.folder.parent) else []
 
 
@@ -140,7 +145,9 @@ def leave(trainer: Trainer, folder: Path, settings: Any = None, typed: Any = Non
     """
     for callback in LastCheckpoint.among(trainer):
         callback.signals.restore()  # nobody would act on what it notes
-    is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())  # the others wait for the first here
+    is_begun = trainer.strategy.broadcast(
+        (folder / rundir.CONFIG).is_file()
+    )  # the others wait for the first here
     raise NextRun(folder, not is_begun, {} if is_begun else settings, typed or {})
 
 
@@ -165,7 +172,9 @@ class Race(Callback):
             rank_zero_info(f"no race: {reason}")
             return
         race = self.run.config.race
-        rank_zero_info(f"race: from scratch has {race['seconds']:.0f} s to be ahead by more than the noise")
+        rank_zero_info(
+            f"race: from scratch has {race['seconds']:.0f} s to be ahead by more than the noise"
+        )
         settings = {**race["settings"], "run_name": SCRATCH}
         settings["trainer"] = settings.get("trainer", {}) | {"default_root_dir": str(folder)}
         settings["race"] = {
@@ -193,7 +202,9 @@ class Race(Callback):
         if distance is None:
             return "only BatchNorm tells how unlike the images are; --race true has one"
         if trainer.strategy.broadcast(distance < least):
-            return f"by BatchNorm the images are like those of the weights, {distance:.2f} < {least}"
+            return (
+                f"by BatchNorm the images are like those of the weights, {distance:.2f} < {least}"
+            )
         return ""
 
 
@@ -246,7 +257,9 @@ class RaceFromScratch(Callback):
             f"after {race['after']:.0f} s, from scratch {self.best:.4g} after {seconds:.0f} s"
         )
         if trainer.is_global_zero:
-            disk.write_json(folder / FILE, {"winner": winning, "best": self.best, "seconds": seconds, **race})
+            disk.write_json(
+                folder / FILE, {"winner": winning, "best": self.best, "seconds": seconds, **race}
+            )
         if winning == SCRATCH:
             give_place(trainer, folder)
         leave(trainer, folder)

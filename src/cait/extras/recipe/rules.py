@@ -9,7 +9,16 @@ from typing import Any
 from cait import plugins
 from cait.errors import UserError
 from cait.extras.display import duration
-from cait.extras.recipe.figures import EPOCH, OVERHEAD, SETUP, Machine, Survey, Trial, devices_of, most_epochs
+from cait.extras.recipe.figures import (
+    EPOCH,
+    OVERHEAD,
+    SETUP,
+    Machine,
+    Survey,
+    Trial,
+    devices_of,
+    most_epochs,
+)
 from cait.extras.recipe.weights import CHANNELS, INTERMEDIATES, Weights
 from cait.model.config import VARIANTS
 from cait.references import TIMM, is_path
@@ -31,7 +40,11 @@ UNMIXED = ONCE | {"data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing"
 LITTLE = UNMIXED | {"data.auto_augment": None, "data.scale": [0.5, 1.0]}
 MIXED = ONCE | {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
-STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
+STRONG = MIXED | {
+    "data.auto_augment": "rand-m6-mstd0.5-inc1",
+    "data.scale": [0.35, 1.0],
+    "data.mix_prob": 0.3,
+}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small gray images; of others."""
 SHALLOW: Settings = {
     "model.fields.embed_dim": 128,
@@ -41,7 +54,11 @@ SHALLOW: Settings = {
     "model.fields.num_heads": 4,
     "model.drop_path_rate": 0.0,
 }
-POOLED = SHALLOW | {"model.fields.embed_dim": 96, "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}
+POOLED = SHALLOW | {
+    "model.fields.embed_dim": 96,
+    "model.fields.depth": 1,
+    "model.fields.mlp_ratio": 2.0,
+}
 DEEP: Settings = {
     "model.fields.embed_dim": 192,
     "model.fields.depth": 12,
@@ -97,7 +114,9 @@ class Recipe:
         Not from a run of ours, whose settings have a size: it knows too little for that, see benchmark.md.
         """
         is_new = self.weights is not None and "data.img_size" not in self.weights.settings
-        return is_new and "pretrained" in plugins.extras() and self.held.get("model.solve_head", True)
+        return (
+            is_new and "pretrained" in plugins.extras() and self.held.get("model.solve_head", True)
+        )
 
     @property
     def is_cait(self) -> bool:
@@ -105,11 +124,18 @@ class Recipe:
 
 
 def choose(
-    folder: Survey, machine: Machine, given: Settings, measure: Trial, weights: Weights | None, minutes: float
+    folder: Survey,
+    machine: Machine,
+    given: Settings,
+    measure: Trial,
+    weights: Weights | None,
+    minutes: float,
 ) -> Recipe:
     """The recipe for a folder. Raises UserError if it holds too little, or the weights are another network's."""
     if folder.images < 4:
-        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
+        raise UserError(
+            f"{folder.images} training images are too few to learn from; collect {FEW} of each class"
+        )
     recipe = Recipe(given, weights, minutes)
     if weights:
         recipe.take_all(weights.settings)
@@ -118,7 +144,10 @@ def choose(
     name = min(folder.counts, key=folder.counts.__getitem__)
     count = folder.counts[name]
     if count < FEW:
-        recipe.note("warning", f"class {name} has {count} training images; a fair result needs at least {FEW} of each")
+        recipe.note(
+            "warning",
+            f"class {name} has {count} training images; a fair result needs at least {FEW} of each",
+        )
     precision(machine, recipe, measure)
     size = resolution(folder, machine, recipe, measure)
     halve(folder, recipe, size)
@@ -151,7 +180,9 @@ def transfer(machine: Machine, recipe: Recipe, measure: Trial, takes_head: bool)
 
 def precision(machine: Machine, recipe: Recipe, measure: Trial) -> None:
     """bfloat16 where it is fast; a CPU's units for it are of no use to convolutions of single channels."""
-    if machine.fast_bf16 and (machine.gpus or recipe.is_cait or not measure.has_depthwise(recipe.held)):
+    if machine.fast_bf16 and (
+        machine.gpus or recipe.is_cait or not measure.has_depthwise(recipe.held)
+    ):
         recipe.take("trainer.precision", "bf16-mixed")
 
 
@@ -224,7 +255,10 @@ def leave_at_head(recipe: Recipe, fitting: float) -> None:
     if "model.freeze" not in recipe.given and not recipe.trains_head_alone:
         recipe.held["model.freeze"] = True
         minutes = math.ceil(recipe.minutes * 5 / fitting)
-        recipe.note("frozen", f"all but the head, because not one epoch fits; --minutes {minutes} would give 5")
+        recipe.note(
+            "frozen",
+            f"all but the head, because not one epoch fits; --minutes {minutes} would give 5",
+        )
 
 
 def halve(folder: Survey, recipe: Recipe, size: int) -> None:
@@ -257,7 +291,9 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
         patch = math.gcd(size, 2 ** (max(1, size // 4).bit_length() - 1))
     else:
         most = 16 if gpus else 8  # patches along a side
-        patch = next(patch for patch in range(1, size + 1) if size % patch == 0 and size // patch <= most)
+        patch = next(
+            patch for patch in range(1, size + 1) if size % patch == 0 and size // patch <= most
+        )
     patch = recipe.take("model.fields.patch_size", patch)
     depth = recipe.held.get("model.fields.depth", VARIANTS[name]["depth"])
     width = recipe.held.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
@@ -283,8 +319,13 @@ def augment(folder: Survey, recipe: Recipe) -> None:
         settings = STRONG
         how = "crops, RandAugment, some Mixup"
     recipe.take_all(settings)
-    mirror = "mirrored" if recipe.take("data.hflip", 0.0 if folder.gray else 0.5) else "not mirrored"
-    recipe.note("augment", f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)")
+    mirror = (
+        "mirrored" if recipe.take("data.hflip", 0.0 if folder.gray else 0.5) else "not mirrored"
+    )
+    recipe.note(
+        "augment",
+        f"{how}; {mirror} (--data.hflip 0 if left and right matter, 0.5 if they are alike)",
+    )
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
@@ -292,11 +333,15 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     wanted = 128 if machine.gpus else 64
     if recipe.weights:
         wanted = 32
-    batches = devices_of(recipe.given) * max(1, recipe.given.get("trainer.accumulate_grad_batches", 1))
+    batches = devices_of(recipe.given) * max(
+        1, recipe.given.get("trainer.accumulate_grad_batches", 1)
+    )
     pairs = 2 * batches  # each process pairs images for Mixup
     batch = max(1, min(wanted, folder.images // 8) // pairs) * pairs
     recipe.take("data.global_batch", True)
-    recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # for all cores
+    recipe.take(
+        "data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores)))
+    )  # for all cores
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     return recipe.take("data.batch_size", batch)
@@ -350,7 +395,9 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     validation = folder.val * forward
     if recipe.held.get("ema.decay") is not None:  # the average is scored too
         validation *= 2
-    fitting = max(60 * recipe.minutes - start, 20 * recipe.minutes) / (epoch + min(validation, 0.18 * epoch))
+    fitting = max(60 * recipe.minutes - start, 20 * recipe.minutes) / (
+        epoch + min(validation, 0.18 * epoch)
+    )
     is_planned = "trainer.max_epochs" not in recipe.given
     if fitting < 1 and recipe.solves_head:
         leave_at_head(recipe, fitting)
@@ -365,7 +412,9 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     whole = recipe.held.get("trainer.max_epochs") or min(most, max(1, int(fitting)))
     apart = max(1, min(whole, max(math.ceil(whole / 30), math.ceil(validation / (0.18 * epoch)))))
     epochs = recipe.take("trainer.max_epochs", whole - whole % apart) or whole
-    every = next(count for count in range(apart, 0, -1) if epochs % count == 0)  # the last is validated
+    every = next(
+        count for count in range(apart, 0, -1) if epochs % count == 0
+    )  # the last is validated
     every = recipe.take("trainer.check_val_every_n_epoch", every) or 1
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     seconds = start + min(epochs, fitting) * epoch + epochs / every * validation

@@ -50,7 +50,11 @@ class ConvStem(nn.Module):
             is_pooled = pools and bool(layers)
             width = max(1, d // 2 ** (min(above, 2) if pools else above))
             stride = 2 if halvings and not is_pooled else 1
-            layers += [nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            layers += [
+                nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+            ]
             if is_pooled:
                 layers.append(nn.MaxPool2d(2))
             channels = width

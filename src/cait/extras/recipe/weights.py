@@ -41,7 +41,11 @@ def weights_of(source: str, given: Settings, has_gpu: bool) -> tuple[Weights | N
     They are those that `source` names, else those of the settings `given`, else those that are published. Raises
     UserError if those that are named cannot be had.
     """
-    source = source or str(given.get("model.weights") or "") or ("timm" if given.get("model.pretrained") else "")
+    source = (
+        source
+        or str(given.get("model.weights") or "")
+        or ("timm" if given.get("model.pretrained") else "")
+    )
     if source == "timm":
         return published(given, has_gpu), ""
     if source not in ("", "none"):
@@ -54,7 +58,10 @@ def weights_of(source: str, given: Settings, has_gpu: bool) -> tuple[Weights | N
     try:
         return published(given, has_gpu), ""
     except UserError as error:
-        return None, f"none, because {error}; {to_type('FROM=FILE', '--from FILE')} starts from a file"
+        return (
+            None,
+            f"none, because {error}; {to_type('FROM=FILE', '--from FILE')} starts from a file",
+        )
 
 
 def beside_a_configuration(source: str) -> Settings:
@@ -85,7 +92,10 @@ def from_run(path: Path, folder: Path) -> Weights:
     loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large
     data = saved.data_settings(folder)
     settings: Settings = {"model.weights": str(path), "model.name": loaded.name}
-    settings |= {f"model.fields.{key}": value for key, value in (loaded.module.hparams["fields"] or {}).items()}
+    settings |= {
+        f"model.fields.{key}": value
+        for key, value in (loaded.module.hparams["fields"] or {}).items()
+    }
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)
 
@@ -127,8 +137,12 @@ def fetched(known: Any) -> str:
         return "from the Hugging Face cache"
     address = hf_hub_url(known.hf_hub_id, PUBLISHED)
     try:
-        with ThreadPool(1) as pool:  # which is left alone when its time is up: looking up a name knows no limit
-            file = pool.apply_async(get_hf_file_metadata, (address,), {"timeout": 2 * WAIT}).get(WAIT)
+        with ThreadPool(
+            1
+        ) as pool:  # which is left alone when its time is up: looking up a name knows no limit
+            file = pool.apply_async(get_hf_file_metadata, (address,), {"timeout": 2 * WAIT}).get(
+                WAIT
+            )
         origin = f"{(file.size or 0) / 1e6:,.1f} MB from {constants.ENDPOINT}"
         print(f"fetching timm's {entry(known)}, {origin}", file=sys.stderr, flush=True)
         hf_hub_download(known.hf_hub_id, PUBLISHED)

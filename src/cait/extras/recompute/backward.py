@@ -16,7 +16,9 @@ from torch.autograd.function import once_differentiable
 from cait.model.network import precise
 
 
-def recompute(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
+def recompute(
+    qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+) -> Tensor:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k], as `reference`; see `TalkingHeads`.
 
     It saves one map where `reference` saves three: .44 of the bytes with 196 tokens and .38 with 576, for k = 48.
@@ -43,13 +45,21 @@ class TalkingHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+        ctx: Any,
+        qkv: Tensor,
+        weight_l: Tensor,
+        bias_l: Tensor,
+        weight_w: Tensor,
+        bias_w: Tensor,
+        scale: float,
     ) -> Tensor:
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
         B, N, _, h, _ = qkv.shape
         with no_autocast(qkv):
             mix_l, mix_w = _mixers(B, qkv.dtype, weight_l, weight_w)
-            heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).contiguous()  # saved in place of qkv
+            heads = (
+                qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).contiguous()
+            )  # saved in place of qkv
             q, k, v = heads.unbind(0)
             L = _mix(mix_l, scaled_product(q, k.transpose(1, 2), scale))
             P = L.softmax(dim=-1)
@@ -88,13 +98,21 @@ class TalkingHeads(torch.autograd.Function):
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
-        return d_qkv, *(d.to(parameter.dtype) for d, parameter in zip(gradients, parameters, strict=True)), None
+        return (
+            d_qkv,
+            *(d.to(parameter.dtype) for d, parameter in zip(gradients, parameters, strict=True)),
+            None,
+        )
 
 
 def no_autocast(x: Tensor) -> Any:
     """Turn autocast off: its softmax returns float32, which takes twice the memory and is then rounded again."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.amp.is_autocast_available(device)
+        else nullcontext()
+    )
 
 
 def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]:

@@ -30,8 +30,12 @@ SETTINGS = {
 
 def runs(arguments: list[str], program: Program) -> None:
     """Print the runs of a folder as a table or as a JSON list, the newest first."""
-    options = Options("runs", "List the runs in logs/, the newest first; a sweep's trials are runs too.")
-    options.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=rundir.LOGS, help="default logs")
+    options = Options(
+        "runs", "List the runs in logs/, the newest first; a sweep's trials are runs too."
+    )
+    options.add_argument(
+        "folder", metavar="DIR", nargs="?", type=Path, default=rundir.LOGS, help="default logs"
+    )
     options.add_argument("--json", action="store_true", help="print a JSON list")
     args = options.parse_args(arguments)
     if args.folder.is_dir():
@@ -39,7 +43,11 @@ def runs(arguments: list[str], program: Program) -> None:
     elif args.folder != rundir.LOGS:
         raise UserError(f"there is no folder {args.folder}")
     # The runs' folders in it, and one level below it, where sweeps have theirs.
-    folders = [path.parent for pattern in ("*", "*/*") for path in args.folder.glob(f"{pattern}/{rundir.CONFIG}")]
+    folders = [
+        path.parent
+        for pattern in ("*", "*/*")
+        for path in args.folder.glob(f"{pattern}/{rundir.CONFIG}")
+    ]
     rows = sorted(map(describe, folders), key=lambda row: row["changed"], reverse=True)
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
@@ -58,9 +66,17 @@ def describe(folder: Path) -> dict[str, Any]:
     """
     metrics = folder / rundir.METRICS
     config = folder / rundir.CONFIG
-    name = str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder)
+    name = (
+        str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder)
+    )
     changed = (metrics if metrics.exists() else config).lstat().st_mtime
-    row: dict[str, Any] = {"name": name, "changed": changed, "state": _state(folder), "epochs": 0, "metric": METRIC}
+    row: dict[str, Any] = {
+        "name": name,
+        "changed": changed,
+        "state": _state(folder),
+        "epochs": 0,
+        "metric": METRIC,
+    }
     row |= dict.fromkeys(["model", "data", "planned", "best", "damage"])
     try:
         disk.check_inside(folder)
@@ -95,7 +111,9 @@ def _progress(folder: Path, metric: str, mode: str | None) -> tuple[int, float |
     epochs = 0
     values = []
     for step, cells in curves.rows(folder).items():
-        validated = any(name.startswith("val") for name in cells) and (step > 0 or "train/loss" in cells)
+        validated = any(name.startswith("val") for name in cells) and (
+            step > 0 or "train/loss" in cells
+        )
         epochs = max(epochs, int(cells.get("epoch", 0)) + validated)
         if math.isfinite(cells.get(metric, math.nan)):
             values.append(cells[metric])

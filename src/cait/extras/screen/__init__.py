@@ -18,7 +18,9 @@ def callbacks(run: Run) -> list[Any]:
     if run.trainer.enable_progress_bar is not False:
         callbacks = run.trainer.callbacks
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        if sys.stdout.isatty() and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        if sys.stdout.isatty() and not any(
+            isinstance(callback, ProgressBar) for callback in callbacks
+        ):
             shown.append(RunProgressBar())
         shown.append(EpochLines())
     if run.trainer.enable_model_summary is not False:

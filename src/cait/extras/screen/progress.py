@@ -66,7 +66,11 @@ class RunProgressBar(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         # Reading a metric waits for the device, so read only when the bar is drawn.
         done = next_batch(trainer)
-        if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
+        if (
+            not trainer.training
+            or done % self.refresh_rate == 0
+            or done == trainer.num_training_batches
+        ):
             known = trainer.callback_metrics
             self._metrics = shown_metrics({name: known[name] for name in MEANS if name in known})
         return self._metrics
@@ -85,7 +89,9 @@ class EpochLines(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._batch_end = time.monotonic()
-        figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
+        figures = getattr(
+            pl_module, "figures", None
+        )  # a training step of your own may leave it out
         if figures is not None:
             known = ~figures.isnan()
             sums = torch.stack([figures.where(known, 0), known.to(figures)])
@@ -111,7 +117,9 @@ class EpochLines(Callback):
         waited = _waited(trainer) - self._waited_before
         steps = self._batch_end - self._epoch_start
         share = waited / steps if steps > 0 else 0.0
-        return f"{'  '.join(cells)}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
+        return (
+            f"{'  '.join(cells)}, waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
+        )
 
 
 def _waited(trainer: Trainer) -> float:

@@ -47,7 +47,9 @@ class Banner(ModelSummary):
         self._measured_from = 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
+        if (
+            trainer.is_global_zero
+        ):  # the others print nothing; before the module compiles its blocks
             self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,7 +111,9 @@ class Banner(ModelSummary):
         return rows
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step == self._last_step or not trainer.is_global_zero:  # gradients accumulate
+        if (
+            trainer.global_step == self._last_step or not trainer.is_global_zero
+        ):  # gradients accumulate
             return
         self._last_step = trainer.global_step
         done = self._last_step - self._first_step
@@ -119,7 +123,10 @@ class Banner(ModelSummary):
             seconds = (time.monotonic() - self._measured_from) / len(MEASURED_STEPS)
             left = int(total_steps(trainer)) - self._last_step
             if left > 0:
-                print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+                print(
+                    f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation",
+                    flush=True,
+                )
 
 
 def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
@@ -135,9 +142,15 @@ def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}  # a copy may fill a GPU
+    bare = {
+        name: torch.empty_like(tensor, device="meta") for name, tensor in tensors
+    }  # a copy may fill a GPU
     try:
-        with torch.no_grad(), network.in_evaluation(model), FlopCounterMode(display=False) as counter:
+        with (
+            torch.no_grad(),
+            network.in_evaluation(model),
+            FlopCounterMode(display=False) as counter,
+        ):
             functional_call(model, bare, torch.empty(1, *shape, device="meta"))
         return counter.get_total_flops() / 2e9
     except Exception:  # a network of the user's own may do anything
@@ -146,7 +159,11 @@ def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
 
 def attention_in_use(model: nn.Module) -> str:
     """The backends of attention with talking heads, to put after the device; empty without any."""
-    names = {str(layer.attention_backend) for layer in model.modules() if getattr(layer, "attention_backend", None)}
+    names = {
+        str(layer.attention_backend)
+        for layer in model.modules()
+        if getattr(layer, "attention_backend", None)
+    }
     return f", {', '.join(sorted(names))} attention" if names else ""
 
 
@@ -180,7 +197,9 @@ class RunSummary(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._start -= round(state_dict["seconds"])  # those of the processes before
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         if not isinstance(exception, KeyboardInterrupt | SystemExit) or not trainer.is_global_zero:
             return
         line = "interrupted before the first checkpoint"
@@ -234,7 +253,11 @@ class RunSummary(Callback):
         rows = [("evaluate", command("eval", self.run_dir))]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             rows += getattr(callback, "suggestions", list)()
-        rows += [(purpose, command(verb, self.run_dir)) for purpose, verb in LOOKS.items() if verb in verbs]
+        rows += [
+            (purpose, command(verb, self.run_dir))
+            for purpose, verb in LOOKS.items()
+            if verb in verbs
+        ]
         if options := _twice_as_long(trainer):
             rows.append(("train longer", command("resume", self.run_dir, options)))
         folder = f"--logdir {shlex.quote(str(self.run_dir.parent))}"
@@ -247,5 +270,10 @@ class RunSummary(Callback):
 def _twice_as_long(trainer: Trainer) -> str:
     """The options of a resume that trains twice as long; empty if the run ended before its limits."""
     position = Position.now(trainer)
-    limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
-    return " ".join(f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done)
+    limits = [
+        ("max_epochs", trainer.max_epochs, position.epoch),
+        ("max_steps", trainer.max_steps, position.step),
+    ]
+    return " ".join(
+        f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done
+    )

@@ -34,7 +34,9 @@ def add_settings(line: Any, program: Any) -> None:
     options.add_argument("--logger", nargs="?")
     name = options.parse_known_args(line.words)[0].logger
     if line.verb == "fit" and name in PACKAGES and find_spec(PACKAGES[name]) is None:
-        raise UserError(f"--logger {name} needs its package: {to_install(PACKAGES[name].replace('_', '-'))}")
+        raise UserError(
+            f"--logger {name} needs its package: {to_install(PACKAGES[name].replace('_', '-'))}"
+        )
 
 
 def callbacks(run: Run) -> list[Any]:
@@ -48,7 +50,9 @@ def callbacks(run: Run) -> list[Any]:
         useless = "--logger_args does nothing without --logger"
     if useless and run.first_step == 0:
         raise UserError(f"{useless}: leave it out")
-    inside = (run.folder.parent / rundir.CONFIG).is_file()  # of another run's folder, whose place it may take
+    inside = (
+        run.folder.parent / rundir.CONFIG
+    ).is_file()  # of another run's folder, whose place it may take
     if not name or not logs or run.trainer.fast_dev_run or inside:  # these log nothing
         return []
     from lightning.pytorch.callbacks import LambdaCallback

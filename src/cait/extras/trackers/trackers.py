@@ -42,7 +42,9 @@ def renamed(values: Mapping[str, Any]) -> Settings:
     """The values under names that MLflow takes: letters, digits and _ . - in a path of at most 250 signs, all apart."""
     renamed: Settings = {}
     for name, value in values.items():
-        new = posixpath.normpath(re.sub(r"[^A-Za-z0-9_./ -]", "_", name)).lstrip("./")[-MOST:] or "_"
+        new = (
+            posixpath.normpath(re.sub(r"[^A-Za-z0-9_./ -]", "_", name)).lstrip("./")[-MOST:] or "_"
+        )
         while new in renamed:
             new = f"{new}_"[-MOST:]
         renamed[new] = value
@@ -56,14 +58,18 @@ def tracker(name: str, settings: Settings, run_dir: Path) -> Logger:
     tracker cannot start, because its package is missing or it cannot be reached.
     """
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
-        raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
+        raise UserError(
+            f"--logger_args.api_key would be written into the run; log in with `{name} login` instead"
+        )
     path = run_dir / f"{name}.json"
     known = disk.read_json(path, {"id": str})["id"] if path.is_file() else None
     try:
         logger, id = _make(name, settings, run_dir, known)
         _ = logger.experiment
     except Exception as error:  # whatever the tracker's client raises
-        raise UserError(f"--logger {name} cannot start: {one_line(error) or type(error).__name__}") from error
+        raise UserError(
+            f"--logger {name} cannot start: {one_line(error) or type(error).__name__}"
+        ) from error
     if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         run_dir.mkdir(parents=True, exist_ok=True)
         disk.write_json(path, {"id": id})
@@ -80,7 +86,10 @@ def _make(name: str, settings: Settings, run_dir: Path, known: str | None) -> tu
         return CometLogger(**defaults | settings, experiment_key=id), id
     for package in ("mlflow", "alembic"):  # else they list the tables of a new database
         logging.getLogger(package).setLevel(logging.WARNING)
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
+    uri = (
+        os.environ.get("MLFLOW_TRACKING_URI")
+        or f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
+    )
     defaults = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
     logger = RunMLFlow(**defaults | settings, run_id=known)
     return logger, str(logger.run_id)

@@ -27,7 +27,9 @@ def attention_maps(network: Any, images: Tensor) -> Maps:
     maps: list[Tensor] = []
     with in_evaluation(network), ExitStack() as hooks:
         for block in [*network.blocks, *network.blocks_token_only]:
-            hook = block.attn.register_forward_pre_hook(lambda attn, inputs: maps.append(attn.maps(inputs[0])))
+            hook = block.attn.register_forward_pre_hook(
+                lambda attn, inputs: maps.append(attn.maps(inputs[0]))
+            )
             hooks.enter_context(hook)
         network(images)
     depth = len(network.blocks)

@@ -19,9 +19,14 @@ NOT_SETTINGS = ("run_name", "output", "ckpt_path", "weights_only", "trainer.defa
 
 def compare(arguments: list[str], program: Program) -> None:
     """Print the settings and the metrics in which runs differ, and draw their curves over each other."""
-    options = Options("compare", "Show what differs between runs: settings, metrics, curves; of one run its curves.")
+    options = Options(
+        "compare",
+        "Show what differs between runs: settings, metrics, curves; of one run its curves.",
+    )
     options.add_argument("runs", metavar="NAME", nargs="+", help="folders in logs/")
-    options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
+    options.add_argument(
+        "--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png"
+    )
     args = options.parse_args(arguments)
     folders = {name: rundir.folder_of(name) for name in args.runs}
     settings = [flatten(saved.run_settings(folder)) for folder in folders.values()]
@@ -40,7 +45,11 @@ def compare(arguments: list[str], program: Program) -> None:
 def picture(names: Sequence[str]) -> str:
     """The file for the curves of runs of these names; it may have 255 bytes."""
     name = f"compare-{'-'.join(names)}.png"
-    return name if len(os.fsencode(name)) <= 255 else f"compare-{names[0]:.50}-and-{len(names) - 1}-more.png"
+    return (
+        name
+        if len(os.fsencode(name)) <= 255
+        else f"compare-{names[0]:.50}-and-{len(names) - 1}-more.png"
+    )
 
 
 def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
@@ -67,9 +76,13 @@ def _metrics(logged: Sequence[Curves]) -> dict[str, list[str]]:
     rows = {"steps": [str(1 + max(steps[-1] for steps, _ in run.values())) for run in logged]}
     for name in sorted(set().union(*logged)):
         if name.startswith("val"):
-            rows[f"{name}, best (step)"] = [best(run[name], name) if name in run else "-" for run in logged]
+            rows[f"{name}, best (step)"] = [
+                best(run[name], name) if name in run else "-" for run in logged
+            ]
         if name.startswith(("val", "train/")):
-            rows[f"{name}, last"] = [f"{run[name][1][-1]:.4g}" if name in run else "-" for run in logged]
+            rows[f"{name}, last"] = [
+                f"{run[name][1][-1]:.4g}" if name in run else "-" for run in logged
+            ]
     return rows
 
 

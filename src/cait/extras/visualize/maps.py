@@ -60,8 +60,13 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
         case "class attention":
             with told_as(f"maps() of {type(network).__name__} fails"):
                 maps = network.maps(image[None]).class_attention
-            side = math.isqrt(maps[0].shape[-1])  # of the patches; the class token comes first among the keys
-            return [weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side)) for weights in maps]
+            side = math.isqrt(
+                maps[0].shape[-1]
+            )  # of the patches; the class token comes first among the keys
+            return [
+                weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side))
+                for weights in maps
+            ]
         case "attention":
             return attention(network, image)
         case _:
@@ -77,9 +82,15 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
     for module in copied.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()  # [1, h, tokens, tokens]
+    *_, maps = AttentionExtract(copied, method="hook")(
+        image[None]
+    ).values()  # [1, h, tokens, tokens]
     prefix = copied.num_prefix_tokens
-    rows = maps[0, :, 0] if prefix and copied.global_pool == "token" else maps[0, :, prefix:].mean(dim=1)
+    rows = (
+        maps[0, :, 0]
+        if prefix and copied.global_pool == "token"
+        else maps[0, :, prefix:].mean(dim=1)
+    )
     side = math.isqrt(rows.shape[-1] - prefix)
     return [rows[..., prefix:].float().cpu().unflatten(-1, (side, side))]
 
@@ -131,13 +142,19 @@ def draw(blocks: Sequence[Tensor], pixels: np.ndarray, title: str) -> Figure:
     _draw(image, pixels, f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels")
     _draw(saliency, pixels, "saliency")
     extent = saliency.images[0].get_extent()
-    saliency.imshow(blocks[0].mean(dim=0), cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6)
+    saliency.imshow(
+        blocks[0].mean(dim=0), cmap="inferno", interpolation="bicubic", extent=extent, alpha=0.6
+    )
     panels = iter(grid[1:].flat)
     for block, maps in enumerate(blocks):
         for head, weights in enumerate(maps):
             even = weights.numel()
             name = f"block {block}, head {head}" if heads > 1 else "the map"
-            _draw(next(panels), weights, f"{name}\n×{even * weights.min():.2f} … ×{even * weights.max():.2f}")
+            _draw(
+                next(panels),
+                weights,
+                f"{name}\n×{even * weights.min():.2f} … ×{even * weights.max():.2f}",
+            )
     return figure
 
 

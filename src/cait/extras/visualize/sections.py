@@ -55,14 +55,20 @@ class Scored(NamedTuple):
     """Cross entropy."""
 
 
-def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str) -> Path:
+def write(
+    loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str
+) -> Path:
     """Draw the images into files, and put them on a page with the curves and the mistakes of the run in `folder`.
 
     Returns the path of the page, which shows the `command` that made it.
     """
     name = network_name(loaded.name, loaded.module and loaded.module.hparams.get("fields"))
     size = loaded.data.img_size
-    facts = [("weights", loaded.about), ("model", f"{name}, {size} × {size} pixels"), ("command", command)]
+    facts = [
+        ("weights", loaded.about),
+        ("model", f"{name}, {size} × {size} pixels"),
+        ("command", command),
+    ]
     if loaded.data.settings.reader:
         facts.append(("pixels", plots.SHOWN))
     sections: list[Section] = []
@@ -75,10 +81,14 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     if folder:
         sections.append(_curves(folder))
         for table in plugins.results(folder):
-            sections.append((table.title, page.table(table.head, table.rows) + page.paragraph(table.note)))
+            sections.append(
+                (table.title, page.table(table.head, table.rows) + page.paragraph(table.note))
+            )
         if not given.no_validation:
             sections[:0] = _mistakes(loaded)  # what is wrong comes first
-    page.write(output / PAGE, f"{given.source or given.name}: what the network sees", facts, sections)
+    page.write(
+        output / PAGE, f"{given.source or given.name}: what the network sees", facts, sections
+    )
     return output / PAGE
 
 
@@ -87,17 +97,24 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     """Draw each image into a file and print its likely classes."""
     html = [page.paragraph(maps.CAPTIONS[maps.kind(loaded.network)])]
     names = Counter[str]()
-    images = _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
+    images = (
+        _named_images(given.images, loaded.data) if given.images else _one_of_each_class(loaded)
+    )
     for name, prepared, label in itertools.islice(images, given.num_images):
         image = _seen(loaded, prepared)
         probabilities = loaded.task.probabilities(loaded.network(image[None]))
         if not probabilities.isfinite().all():
             raise maps.NoMapsError("the network's answers are not finite")
         (best,) = loaded.task.best(probabilities, loaded.class_names)
-        words = ", ".join(f"{answer['class']} {answer['probability']:.1%}" for answer in best) or "no class"
+        words = (
+            ", ".join(f"{answer['class']} {answer['probability']:.1%}" for answer in best)
+            or "no class"
+        )
         if label is not None:
             words += f"; true class {label}"
-        figure = maps.draw(maps.look(loaded.network, image), plots.pixels(image, loaded.data.settings), words)
+        figure = maps.draw(
+            maps.look(loaded.network, image), plots.pixels(image, loaded.data.settings), words
+        )
         stem = re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100]
         names[stem.lower()] += 1
         count = names[stem.lower()]
@@ -106,7 +123,9 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
         say(f"{os.path.relpath(file)}  {words}")
         html += [page.paragraph(name), page.embed(figure, name)]
     if len(html) == 1:
-        raise UserError(f"no image of {', '.join(given.images or [str(loaded.data.root)])} can be read")
+        raise UserError(
+            f"no image of {', '.join(given.images or [str(loaded.data.root)])} can be read"
+        )
     return "Maps", "\n".join(html)
 
 
@@ -154,7 +173,14 @@ def _curves(folder: Path) -> Section:
 def _mistakes(loaded: Loaded) -> list[Section]:
     """Score the validation set now: figures of an earlier evaluation may be of other weights."""
     if loaded.task.several:
-        return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
+        return [
+            (
+                "Mistakes",
+                page.paragraph(
+                    "An image may have several classes; `cait eval` has the figures of each."
+                ),
+            )
+        ]
     try:
         images = loaded.validation()
         scored = score(loaded.judge(images.samples))
@@ -162,7 +188,12 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         say(f"the validation set is not scored: {error}")
         return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
     if not all(math.isfinite(image.loss) for image in scored):
-        return [("Mistakes", page.paragraph("The network's answers are not finite, so there are no figures."))]
+        return [
+            (
+                "Mistakes",
+                page.paragraph("The network's answers are not finite, so there are no figures."),
+            )
+        ]
     names = loaded.class_names
     wrong = [image for image in scored if image.predicted != image.label]
     result = f"top-1 {100 * (1 - len(wrong) / max(len(scored), 1)):.2f} % of {len(scored):,} validation images"
@@ -179,7 +210,10 @@ def _mistakes(loaded: Loaded) -> list[Section]:
         matrix = draw_confusion(scored, names)
         confusion += page.paragraph(ABOUT_MATRIX) + page.embed(matrix, "confusion matrix")
     return [
-        ("Worst mistakes", page.paragraph(f"{result}. The highest loss comes first.") + page.tiles(tiles)),
+        (
+            "Worst mistakes",
+            page.paragraph(f"{result}. The highest loss comes first.") + page.tiles(tiles),
+        ),
         ("Confusion", confusion),
     ]
 
@@ -193,14 +227,18 @@ def score(judged: Iterable[tuple[Tensor, Tensor]]) -> list[Scored]:
         losses = -of_label.clamp_min(torch.finfo(torch.float32).tiny).log()
         rows = zip(labels.tolist(), predicted.tolist(), best.tolist(), losses.tolist(), strict=True)
         scored += [Scored(number, *row) for number, row in enumerate(rows, len(scored))]
-    return sorted((image for image in scored if image.label >= 0), key=lambda image: image.loss, reverse=True)
+    return sorted(
+        (image for image in scored if image.label >= 0), key=lambda image: image.loss, reverse=True
+    )
 
 
 def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figure:
     """scikit-learn's confusion matrix, each row as shares of its class."""
     side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
-    colors = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}  # rare mistakes are visible beside the diagonal
+    colors = {
+        "norm": PowerNorm(0.4, vmin=0, vmax=1)
+    }  # rare mistakes are visible beside the diagonal
     ConfusionMatrixDisplay.from_predictions(
         [image.label for image in scored],
         [image.predicted for image in scored],

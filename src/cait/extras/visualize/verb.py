@@ -15,16 +15,29 @@ from cait.run.program import Program
 
 def visualize(arguments: list[str], program: Program) -> None:
     """Draw the maps of images, and put them on an HTML page with what a run has logged."""
-    options = Options("visualize", "Draw where a network looks in images, and a page of what the network gets wrong.")
+    options = Options(
+        "visualize",
+        "Draw where a network looks in images, and a page of what the network gets wrong.",
+    )
     networks.add_options(options)
-    options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
-    options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
-    options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
-    options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
+    options.add_argument(
+        "--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run"
+    )
+    options.add_argument(
+        "--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16"
+    )
+    options.add_argument(
+        "--no_validation", action="store_true", help="do not score the run's validation set"
+    )
+    options.add_argument(
+        "--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize"
+    )
     args = options.parse_args(arguments)
     checkpoint, folder = networks.chosen(args, "visualize")
     if not (folder or args.images):
-        raise UserError("which images? name files or folders with --images; only a run has images of its own")
+        raise UserError(
+            "which images? name files or folders with --images; only a run has images of its own"
+        )
     from cait.extras.visualize import sections
 
     with trust.only_own(args.trusted):
@@ -33,5 +46,7 @@ def visualize(arguments: list[str], program: Program) -> None:
         output = args.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
         output.mkdir(parents=True, exist_ok=True)
-        page = sections.write(loaded, folder, args, output, shlex.join(["cait", "visualize", *arguments]))
+        page = sections.write(
+            loaded, folder, args, output, shlex.join(["cait", "visualize", *arguments])
+        )
     print(os.path.relpath(page))

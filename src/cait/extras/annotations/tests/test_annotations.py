@@ -32,7 +32,12 @@ from cait.extras.annotations.folds import GroupFolds
 from cait.extras.annotations.multi_label import MultiLabel, MultiLabelLoss
 from cait.train.losses import LossSettings
 
-SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
+SHORT = [
+    *SMALL,
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--data.num_workers=0",
+]
 SHORT += ["--trainer.devices=1"]  # the tests' own process could not start others
 
 
@@ -78,9 +83,13 @@ def test_a_table_says_labels_and_splits(here: Path) -> None:
     turned = [(str(root / row["path"]), row["label"], row["split"]) for row in reversed(listed)]
     again = open_source("data/digits", labels=write("turned.csv", "path,label,split", turned))
     assert ([*again.train], again.digest) == ([*source.train], source.digest)
-    folds = [open_source("data/digits", labels="labels.csv", folds=3, fold=fold) for fold in range(3)]
+    folds = [
+        open_source("data/digits", labels="labels.csv", folds=3, fold=fold) for fold in range(3)
+    ]
     held = [path for fold in folds for path in below(fold.val)]
-    assert sorted(held) == sorted(below(source.train) + below(source.val))  # test images are in no fold
+    assert sorted(held) == sorted(
+        below(source.train) + below(source.val)
+    )  # test images are in no fold
     assert all(below(fold.test) == below(source.test) for fold in folds)
 
 
@@ -105,14 +114,18 @@ def test_groups_stay_together_as_in_scikit_learn(here: Path) -> None:
     groups = [f"writer {int(Path(path).stem) // 30}" for path in paths]
     table = write("groups.csv", "path,class,group", [*zip(paths, labels, groups, strict=True)])
     source = open_source("data/digits", labels=table, folds=5, fold=2)
-    train, val = [*StratifiedGroupKFold(5, shuffle=True, random_state=0).split(paths, labels, groups)][2]
+    train, val = [
+        *StratifiedGroupKFold(5, shuffle=True, random_state=0).split(paths, labels, groups)
+    ][2]
     assert (below(source.train), below(source.val)) == ([*paths[train]], [*paths[val]])
 
 
 @pytest.mark.parametrize("divided", [{"folds": 5, "fold": 2}, {}])
 def test_groups_of_names_are_divided_as_those_of_a_column(divided: dict, here: Path) -> None:
     root = Path("data/digits/train")
-    table = write("last.csv", "path,label,group", [(path, path[0], path[-5]) for path in images(root)])
+    table = write(
+        "last.csv", "path,label,group", [(path, path[0], path[-5]) for path in images(root)]
+    )
     source = open_source(str(root), labels=table, **divided)
     by_name = open_source(str(root), group_by=r"x|(\d)\.png", **divided)
     assert [below(by_name.train), below(by_name.val)] == [below(source.train), below(source.val)]
@@ -135,15 +148,22 @@ def test_an_image_of_a_group_that_validates_is_not_trained_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("groups", [2, 4, 30])
-def test_as_many_groups_are_held_out_as_there_are(groups: int, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_many_groups_are_held_out_as_there_are(
+    groups: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Though a tenth cannot be had; each class keeps training images, and a run is scored on what it held out."""
     paths = [path for path in images() if path.startswith("train/")][::9]
-    rows = [(path, Path(path).parent.name, f"patient {number % groups}") for number, path in enumerate(paths)]
+    rows = [
+        (path, Path(path).parent.name, f"patient {number % groups}")
+        for number, path in enumerate(paths)
+    ]
     table = write("few.csv", "path,label,group", rows)
     source = open_source("data/digits", labels=table)
     of = {path: group for path, _, group in rows}
     _ = source.val
-    told = f"because groups stay whole, {1 / groups:.1%} of the images validate, 10.0% were asked for"
+    told = (
+        f"because groups stay whole, {1 / groups:.1%} of the images validate, 10.0% were asked for"
+    )
     assert (told in capsys.readouterr().err) is (groups < 10)
     learn, held = ({of[path] for path in below(samples)} for samples in (source.train, source.val))
     assert not learn & held
@@ -159,9 +179,17 @@ def test_a_class_of_few_groups_is_validated_too(here: Path) -> None:
     rows = []
     for path in (path for path in images() if path.startswith("train/")):
         label, number = Path(path).parent.name, int(Path(path).stem)
-        rows.append((path, label, f"{label} {number > 0 if label == '0' else number % (5 if label == '1' else 20)}"))
+        rows.append(
+            (
+                path,
+                label,
+                f"{label} {number > 0 if label == '0' else number % (5 if label == '1' else 20)}",
+            )
+        )
     source = open_source("data/digits", labels=write("uneven.csv", "path,label,group", rows))
-    train, val = (np.bincount(samples.labels, minlength=10) for samples in (source.train, source.val))
+    train, val = (
+        np.bincount(samples.labels, minlength=10) for samples in (source.train, source.val)
+    )
     assert val[0] == 1
     assert (val > 0).all()
     assert (val < train).all()
@@ -171,10 +199,15 @@ def test_a_class_of_few_groups_is_validated_too(here: Path) -> None:
 @pytest.mark.parametrize(("several", "each"), [(False, 6), (True, 1)])
 def test_some_are_held_out_of_few_images(several: bool, each: int, here: Path) -> None:
     """Where each class has fewer images than the folds of a tenth, or the whole table has."""
-    digits = {digit: [path for path in images() if Path(path).parent.name == digit][:each] for digit in "01234"}
+    digits = {
+        digit: [path for path in images() if Path(path).parent.name == digit][:each]
+        for digit in "01234"
+    }
     rows = [(path, digit, path) for digit, paths in digits.items() for path in paths]
     rows += [(path, "0;1;2;3;4", path) for path in images()[-3:]] if several else []
-    source = open_source("data/digits", labels=write("t.csv", "path,label,group", rows), multi_label=several)
+    source = open_source(
+        "data/digits", labels=write("t.csv", "path,label,group", rows), multi_label=several
+    )
     assert 0 < len(source.val) < len(source.train)
 
 
@@ -213,13 +246,22 @@ ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
         ("path,label\n", "has no rows"),
         (f"path,label\n{ONE},\n", "line 2: no label"),
         (f"path,label,split\n{ONE},a,dev\n", "line 2: split is train, val or test, not 'dev'"),
-        ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png"),
+        (
+            "path,label\ntrain/0/none.png,a\n",
+            "names 1 images that are not in data/digits: train/0/none.png",
+        ),
         (f"path,label\n{ONE},a\ntrain/0/../0/0000.png,b\n", f"names images twice: {ONE} (2 times)"),
         (f"path,label\n{ONE},a\n", "has the one label a, at least 2 are needed"),
-        (f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n", "training images are left of the class b"),
+        (
+            f"path,label,split\n{ONE},a,train\n{TWO},a,val\n{THREE},b,test\n",
+            "training images are left of the class b",
+        ),
         (f"path,label,Label\n{ONE},a,b\n", "wrong.csv has two columns `label`: remove one"),
         (f"path,label,\n{ONE},terrier, brown\n", "line 2: more cells than the header has"),
-        (f"path,label,group\n{ONE},a,x\n{TWO},b,x\n", "2 folds need as many groups, wrong.csv has 1"),
+        (
+            f"path,label,group\n{ONE},a,x\n{TWO},b,x\n",
+            "2 folds need as many groups, wrong.csv has 1",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused_in_a_line(here: Path, text: str, words: str) -> None:
@@ -232,20 +274,34 @@ def test_a_wrong_table_is_refused_in_a_line(here: Path, text: str, words: str) -
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_table_may_have_other_separators(separator: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_may_have_other_separators(
+    separator: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [(path, '"a;b"' if number % 2 else "a") for number, path in enumerate(images()[:20])]
     Path("t.csv").write_text("\n".join(separator.join(row) for row in [("path", "label"), *rows]))
     assert open_source("data/digits", labels="t.csv").class_names == ["a", "a;b"]
-    assert "1 labels are parted by ';' (a;b), and each is one class" in capsys.readouterr().err or separator != ","
+    assert (
+        "1 labels are parted by ';' (a;b), and each is one class" in capsys.readouterr().err
+        or separator != ","
+    )
     several = open_source("data/digits", labels="t.csv", multi_label=True)
     assert several.class_names == ["a", "b"]
     Path("bar.csv").write_text(Path("t.csv").read_text().replace("a;b", "a|b"))
-    assert open_source("data/digits", labels="bar.csv", multi_label=True).class_names == ["a", "a|b"]
-    assert "no image has several labels; if one has, part them by ';'" in capsys.readouterr().err or separator != ","
+    assert open_source("data/digits", labels="bar.csv", multi_label=True).class_names == [
+        "a",
+        "a|b",
+    ]
+    assert (
+        "no image has several labels; if one has, part them by ';'" in capsys.readouterr().err
+        or separator != ","
+    )
     data = ImageNetDataModule(root="data/digits", labels="t.csv", multi_label=True)
     loss = MultiLabel(2).loss(LossSettings(class_weights="balanced"), data)
     count = data.class_counts()
-    assert loss.weights.tolist() == [1, pytest.approx((count[0] - count[1]) / count[1])]  # "a" is on every image
+    assert loss.weights.tolist() == [
+        1,
+        pytest.approx((count[0] - count[1]) / count[1]),
+    ]  # "a" is on every image
 
 
 @pytest.mark.parametrize(
@@ -253,8 +309,14 @@ def test_a_table_may_have_other_separators(separator: str, here: Path, capsys: p
     [
         (dict(root="data/digits", labels="none.csv"), "--data.labels none.csv: No such file"),
         (dict(root="none", labels="none.csv"), "the data folder none does not exist"),
-        (dict(root="torch/cifar10", labels="none.csv"), "are for folders of images, and torch/cifar10 is none"),
-        (dict(root="data/digits", folds=3, fold=3), "data.fold must be from 0 to data.folds - 1, got 3 of 3 folds"),
+        (
+            dict(root="torch/cifar10", labels="none.csv"),
+            "are for folders of images, and torch/cifar10 is none",
+        ),
+        (
+            dict(root="data/digits", folds=3, fold=3),
+            "data.fold must be from 0 to data.folds - 1, got 3 of 3 folds",
+        ),
         (dict(root="data/digits", folds=5000), "cannot be divided into 5000 folds"),
         (dict(root="data/digits", multi_label=True), "name it with data.labels"),
     ],
@@ -277,7 +339,9 @@ def test_one_setting_says_what_is_held_out(here: Path) -> None:
         assert ("train_split" in unused) == ("labels" in settings)
 
 
-def test_a_run_of_two_folders_is_scored_on_a_whole_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_two_folders_is_scored_on_a_whole_table(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part, count in (("train", 20), ("val", 8)):
         for label in "01":
             Path("photos", part, label).mkdir(parents=True)
@@ -285,7 +349,9 @@ def test_a_run_of_two_folders_is_scored_on_a_whole_table(here: Path, capsys: pyt
                 shutil.copy(path, Path("photos", part, label))
     names = sorted(str(path.relative_to("photos")) for path in Path("photos/val").rglob("*.png"))
     main(["fit", *SHORT, "--data.root=photos", "--run_name=two", "--data.batch_size=8"])
-    Path("t.csv").write_text("\n".join(["path,label", *(f"{name},{name.split('/')[1]}" for name in names)]))
+    Path("t.csv").write_text(
+        "\n".join(["path,label", *(f"{name},{name.split('/')[1]}" for name in names)])
+    )
     main(["eval", "two", "--data.labels=t.csv", "--data.num_workers=0"])
     assert json.loads(Path("logs/two/evaluation.json").read_text())["raw"]["images"] == len(names)
     Path("photos", names[3]).write_bytes(b"")
@@ -309,13 +375,22 @@ def test_an_image_that_is_marked_to_validate_never_trains(here: Path) -> None:
 
 def test_a_table_of_no_labels_is_refused(here: Path) -> None:
     Path("none.csv").write_text(f"path,label\n{ONE},;\n")
-    with pytest.raises(UserError, match=r"--data.labels none.csv has no label, at least 2 are needed"):
+    with pytest.raises(
+        UserError, match=r"--data.labels none.csv has no label, at least 2 are needed"
+    ):
         _ = open_source("data/digits", labels="none.csv", multi_label=True).class_names
 
 
-def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_several_labels_is_resumed_and_scored(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = Path(write_table(several=True)).read_text()
-    settings = ["--data.labels=labels.csv", "--data.multi_label=true", "--data.root=data/digits", "--ema.decay=0.9"]
+    settings = [
+        "--data.labels=labels.csv",
+        "--data.multi_label=true",
+        "--data.root=data/digits",
+        "--ema.decay=0.9",
+    ]
     main(["fit", *SHORT, *settings, "--run_name=several"])
     Path("labels.csv").write_text(table.replace("0010.png,even", "0010.png,odd", 1))
     with pytest.raises(SystemExit):
@@ -327,7 +402,15 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
     for split in ("train", "test"):  # a table of other images than were held out
         lines = [line for line in table.splitlines() if line.lower().endswith(split)][::30]
         Path("other.csv").write_text("\n".join(["path,label,split", *lines]))
-        main(["eval", "several", "--data.labels=other.csv", "--data.num_workers=0", "--output=other.json"])
+        main(
+            [
+                "eval",
+                "several",
+                "--data.labels=other.csv",
+                "--data.num_workers=0",
+                "--output=other.json",
+            ]
+        )
         assert json.loads(Path("other.json").read_text())["raw"]["images"] == len(lines)
     held = next(line for line in table.splitlines() if line.endswith("valid"))
     Path("other.csv").write_text(table.replace(f"{held}\n", ""))
@@ -346,10 +429,14 @@ def test_a_run_with_several_labels_is_resumed_and_scored(here: Path, capsys: pyt
     probabilities = logits.sigmoid().numpy()
     hits = probabilities > 0.5
     assert scores["mAP"] == pytest.approx(average_precision_score(truth, probabilities), abs=1e-4)
-    assert scores["f1"] == pytest.approx(f1_score(truth, hits, average="macro", zero_division=0), abs=5e-3)
+    assert scores["f1"] == pytest.approx(
+        f1_score(truth, hits, average="macro", zero_division=0), abs=5e-3
+    )
     main(["predict", "several", source.val.name(0), "--format=csv"])
     listed = next(csv.DictReader(capsys.readouterr().out.splitlines()))["class"]
-    assert {*listed.split(";")} - {""} == {source.class_names[index] for index in np.flatnonzero(hits[0])}
+    assert {*listed.split(";")} - {""} == {
+        source.class_names[index] for index in np.flatnonzero(hits[0])
+    }
 
 
 def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,20 +444,28 @@ def test_a_run_keeps_its_fold(here: Path, capsys: pytest.CaptureFixture[str]) ->
     main(fit)
     with pytest.raises(SystemExit):
         main([*fit, "--run_name=other", "--data.val_fraction=0.2"])
-    assert "--data.val_fraction 0.2 does nothing without images that it divides" in capsys.readouterr().err
+    assert (
+        "--data.val_fraction 0.2 does nothing without images that it divides"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main(["resume", "fold", "--trainer.max_epochs=2", "--data.fold=1"])
     assert "leave out --data.fold, which was 0, or start a new run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "settings", [{"folds": 3}, {"group_by": r"(\d\d)\.png", "labels": None, "folds": 4}, {}, {"marks": False}]
+    "settings",
+    [{"folds": 3}, {"group_by": r"(\d\d)\.png", "labels": None, "folds": 4}, {}, {"marks": False}],
 )
-def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(settings: dict, here: Path) -> None:
+def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(
+    settings: dict, here: Path
+) -> None:
     """In the same order, with the list of what it held out alone."""
     table = write_table()
     if not settings.pop("marks", True):  # a share of each class validates
-        Path(table).write_text("\n".join(line.rpartition(",")[0] for line in Path(table).read_text().splitlines()))
+        Path(table).write_text(
+            "\n".join(line.rpartition(",")[0] for line in Path(table).read_text().splitlines())
+        )
     first, again = (open_source("data/digits", **{"labels": table} | settings) for _ in range(2))
     write_held_out(Path("held.csv"), first.val, "data/digits", first.label_names)
     again.choose = None
@@ -403,9 +498,13 @@ def test_the_labels_of_images_are_scikit_learns(here: Path) -> None:
         found = [name for name, digits in OF_DIGITS.items() if Path(path).parent.name in digits]
         rows.append((path, " ; ".join(found) or ";"))
     write("several.csv", "path,label", rows)
-    data = ImageNetDataModule(root="data/digits", labels="several.csv", multi_label=True, img_size=16, num_workers=0)
+    data = ImageNetDataModule(
+        root="data/digits", labels="several.csv", multi_label=True, img_size=16, num_workers=0
+    )
     binarizer = MultiLabelBinarizer()
-    truth = binarizer.fit_transform([{*label.replace(" ", "").split(";")} - {""} for _, label in rows])
+    truth = binarizer.fit_transform(
+        [{*label.replace(" ", "").split(";")} - {""} for _, label in rows]
+    )
     expected = {f"data/digits/{path}": row for (path, _), row in zip(rows, truth, strict=True)}
     assert data.class_names == [*binarizer.classes_]
     data.setup("fit")
@@ -422,12 +521,16 @@ def answers(images: int = 200, classes: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     targets = (torch.rand(images, classes, generator=generator) < 0.3).float()
     targets[:, -1] = 0
-    return (2 * targets + torch.randn(images, classes, generator=generator) - 1).mul(8).round() / 8, targets
+    return (2 * targets + torch.randn(images, classes, generator=generator) - 1).mul(
+        8
+    ).round() / 8, targets
 
 
 def test_the_metrics_are_scikit_learns(recwarn: pytest.WarningsRecorder) -> None:
     logits, targets = answers()
-    metrics = MultiLabel(6).metrics({"lrap": "torchmetrics.classification:MultilabelRankingAveragePrecision"}, True)
+    metrics = MultiLabel(6).metrics(
+        {"lrap": "torchmetrics.classification:MultilabelRankingAveragePrecision"}, True
+    )
     unread = torch.full((1, 6), -1.0)
     for start in range(0, 200, 64):
         batch = targets[start : start + 64]
@@ -436,9 +539,15 @@ def test_the_metrics_are_scikit_learns(recwarn: pytest.WarningsRecorder) -> None
     assert not recwarn.list  # a class without an image is nothing to warn of
     truth, probabilities = targets.numpy(), logits.sigmoid().numpy()
     hits = probabilities > 0.5
-    assert found["val/mAP"] == pytest.approx(average_precision_score(truth[:, :5], probabilities[:, :5]), abs=1e-6)
-    assert found["val/f1"] == pytest.approx(f1_score(truth, hits, average="macro", zero_division=0), abs=1e-6)
-    assert found["val/loss"] == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets).item(), abs=1e-6)
+    assert found["val/mAP"] == pytest.approx(
+        average_precision_score(truth[:, :5], probabilities[:, :5]), abs=1e-6
+    )
+    assert found["val/f1"] == pytest.approx(
+        f1_score(truth, hits, average="macro", zero_division=0), abs=1e-6
+    )
+    assert found["val/loss"] == pytest.approx(
+        F.binary_cross_entropy_with_logits(logits, targets).item(), abs=1e-6
+    )
     assert 0 < found["val/lrap"] < 1  # a metric of the user's own
     scores = metrics.by_class(list("abcdef"))
     assert scores["images"] == 200
@@ -448,7 +557,9 @@ def test_the_metrics_are_scikit_learns(recwarn: pytest.WarningsRecorder) -> None
 
 def test_predictions_are_all_classes_above_a_half() -> None:
     task, probabilities = MultiLabel(3), torch.tensor([[0.6, 0.7, 0.4], [0.1, 0.5, 0.1]])
-    assert [[one["class"] for one in image] for image in task.best(probabilities, ["a", "b", "c"])] == [["b", "a"], []]
+    assert [
+        [one["class"] for one in image] for image in task.best(probabilities, ["a", "b", "c"])
+    ] == [["b", "a"], []]
     assert [len(image) for image in task.best(probabilities, ["a", "b", "c"], 1)] == [1, 0]
     with pytest.raises(UserError, match="not finite"):  # which is not an image without a class
         task.best(probabilities * torch.nan, ["a", "b", "c"])
@@ -460,7 +571,9 @@ def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:
     smoothed = 0.9 * targets + 0.05
     plain = F.binary_cross_entropy(logits.double().sigmoid(), smoothed.double()).item()
     assert MultiLabelLoss(0.1)(logits, targets).item() == pytest.approx(plain, abs=1e-6)
-    weights = torch.where(counts > 0, (200 - counts) / counts.clamp(min=1), 1)  # one class has no image
+    weights = torch.where(
+        counts > 0, (200 - counts) / counts.clamp(min=1), 1
+    )  # one class has no image
     log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)
     expected = -(weights * smoothed * log_p + (1 - smoothed) * log_q).mean().item()
 
@@ -477,7 +590,9 @@ def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:
         trainer().fit(module(task="multi_label", distillation="hard"), loader())
 
 
-@pytest.mark.parametrize(("mode", "switch"), [("batch", 0.0), ("pair", 1.0), ("elem", 0.0), ("elem", 1.0)])
+@pytest.mark.parametrize(
+    ("mode", "switch"), [("batch", 0.0), ("pair", 1.0), ("elem", 0.0), ("elem", 1.0)]
+)
 def test_labels_are_mixed_in_timms_shares(mode: str, switch: float) -> None:
     images = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     classes = torch.tensor([0, 1, 2, 3, 3, 1, 0, 2])

@@ -19,7 +19,9 @@ module = partial(images_in, repeats=1)
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 # The archives of ImageNet
@@ -30,7 +32,9 @@ Archives = tuple[Path, dict[str, bytes]]
 
 
 @pytest.fixture
-def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]) -> Archives:
+def archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> Archives:
     root = tmp_path / "imagenet"
     return root, formats.write_imagenet(root, monkeypatch, photographs)
 
@@ -63,7 +67,9 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(archives: Arch
         ("no devkit", "cannot unpack .*The archive ILSVRC2012_devkit_t12.tar.gz is not present"),
     ],
 )
-def test_archives_that_cannot_be_unpacked_are_told_in_one_line(archives: Archives, kind: str, words: str) -> None:
+def test_archives_that_cannot_be_unpacked_are_told_in_one_line(
+    archives: Archives, kind: str, words: str
+) -> None:
     root, _ = archives
     train, devkit = (root / ARCHIVE_META[part][0] for part in ("train", "devkit"))
     if kind == "truncated":
@@ -120,9 +126,18 @@ def test_torchvisions_sets_are_read_by_name(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(root="torch/cifar"), "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is"),
-        (dict(root="torch/cifar10"), "torch/cifar10 is not in data/cifar10, .* add --data.download true"),
-        (dict(root="torch/stanford_cars", val_split="test", download=True), "cannot be downloaded anymore"),
+        (
+            dict(root="torch/cifar"),
+            "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is",
+        ),
+        (
+            dict(root="torch/cifar10"),
+            "torch/cifar10 is not in data/cifar10, .* add --data.download true",
+        ),
+        (
+            dict(root="torch/stanford_cars", val_split="test", download=True),
+            "cannot be downloaded anymore",
+        ),
     ],
 )
 def test_sets_that_cannot_be_used_are_told(
@@ -149,7 +164,10 @@ def test_hugging_faces_sets_are_read_by_name(
     assert data.class_names == ["cat", "dog"]
     data.setup("fit")
     assert (len(data.train_images), len(data.val_images)) == (8, 4)
-    found = [(load_image(source), label) for source, label in map(data.val_images.samples.__getitem__, range(4))]
+    found = [
+        (load_image(source), label)
+        for source, label in map(data.val_images.samples.__getitem__, range(4))
+    ]
     assert sorted(label for _, label in found) == [0, 0, 1, 1]
     expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
     assert {image.tobytes(): label for image, label in found} == expected

@@ -56,19 +56,27 @@ def png(planes: np.ndarray) -> bytes:
     lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in planes)
     file = b"\x89PNG\r\n\x1a\n"
     for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
-        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        file += (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
     return file
 
 
 FILES: dict[str, tuple[bytes, np.ndarray]] = {
     "interleaved, 16 bits": (tiff(FIVE), FIVE),
-    "planar, 8 bits": (tiff(PAGES.astype(np.uint8), planarconfig="separate"), FIVE.astype(np.uint8)),
+    "planar, 8 bits": (
+        tiff(PAGES.astype(np.uint8), planarconfig="separate"),
+        FIVE.astype(np.uint8),
+    ),
     "compressed floats, big-endian": (tiff(FLOATS, compression="zlib", byteorder=">"), FLOATS),
     "a page each": (tiff(PAGES, planarconfig=None), FIVE),
     "channels last": (npy(FIVE), FIVE),
     "channels first": (npy(PAGES), FIVE),
     "more channels than pixels": (npy(FIVE.swapaxes(1, 2)), FIVE.swapaxes(1, 2)),
-    "one channel, half floats": (npy((FIVE[..., 0] // 9).astype(np.float16)), (FIVE[..., :1] // 9).astype(np.float16)),
+    "one channel, half floats": (
+        npy((FIVE[..., 0] // 9).astype(np.float16)),
+        (FIVE[..., :1] // 9).astype(np.float16),
+    ),
     "PNG in color": (png(FIVE[..., :3]), FIVE[..., :3]),
     "gray PNG": (png(FIVE[..., :1]), FIVE[..., :1]),
 }
@@ -84,7 +92,8 @@ def test_numbers_are_those_of_the_file(kind: str) -> None:
 def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
     gray, exif = FIVE[..., 0] // 256, Image.Exif()
     assert np.array_equal(
-        numbers(tiff(gray.astype(np.uint8), photometric="miniswhite"), 1)[..., 0], (255 - gray) / np.float32(255)
+        numbers(tiff(gray.astype(np.uint8), photometric="miniswhite"), 1)[..., 0],
+        (255 - gray) / np.float32(255),
     )
     colors = np.zeros((3, 256), np.uint16)
     Image.fromarray(gray.astype(np.uint8)).convert("P").save(tmp_path / "p.png")
@@ -97,7 +106,10 @@ def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
     exif[ExifTags.Base.Orientation] = 6
     Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "turned.png", exif=exif)
     for upright, size in ((True, (1, 9, 6)), (False, (1, 6, 9))):
-        assert read(tmp_path / "turned.png", PlanesReading(upright, reader=READER, in_chans=1)).shape == size
+        assert (
+            read(tmp_path / "turned.png", PlanesReading(upright, reader=READER, in_chans=1)).shape
+            == size
+        )
 
 
 @pytest.mark.filterwarnings("error")
@@ -106,8 +118,12 @@ def test_a_number_beyond_float32_is_missing() -> None:
     assert np.array_equal(numbers(file.getvalue(), 2), [[[np.nan, 2.0]]], equal_nan=True)
 
 
-def test_a_reader_of_ones_own_returns_planes_of_the_networks_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"the reader operator:is_ must return a tensor .*, not bool"):
+def test_a_reader_of_ones_own_returns_planes_of_the_networks_channels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        UserError, match=r"the reader operator:is_ must return a tensor .*, not bool"
+    ):
         load_image("x.png", reading=PlanesReading(reader="operator:is_"))
     monkeypatch.setitem(sys.modules, "own", SimpleNamespace(read=lambda *_: torch.zeros(1, 4, 4)))
     with pytest.raises(UserError, match="cannot read the image a: it has 1 channels, not 3"):
@@ -118,18 +134,32 @@ def test_without_the_extra_a_run_of_planes_is_refused(monkeypatch: pytest.Monkey
     data = cait.ImageNetDataModule(img_size=8)
     data.check_prepares({"preprocessing": {"reader": READER}})
     monkeypatch.setattr(datamodule, "PREPARATION", Preprocessing)
-    with pytest.raises(UserError, match=r"the run reads images by cait.*, which needs an extra that is not here"):
+    with pytest.raises(
+        UserError, match=r"the run reads images by cait.*, which needs an extra that is not here"
+    ):
         data.check_prepares({"preprocessing": {"reader": READER}})
 
 
-CASES = ("CT_small", "MR_small", "MR_small_RLE", "MR_small_bigendian", "JPEG2000", "SC_rgb_rle_16bit", "liver_1frame")
+CASES = (
+    "CT_small",
+    "MR_small",
+    "MR_small_RLE",
+    "MR_small_bigendian",
+    "JPEG2000",
+    "SC_rgb_rle_16bit",
+    "liver_1frame",
+)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_dicom_is_as_pydicom_rescales_it(name: str) -> None:
     held = pydicom.dcmread(DICOM / f"{name}.dcm")
-    expected = held.pixel_array * float(held.get("RescaleSlope", 1)) + float(held.get("RescaleIntercept", 0))
-    assert np.array_equal(numbers((DICOM / f"{name}.dcm").read_bytes(), 1), np.atleast_3d(expected).astype(np.float32))
+    expected = held.pixel_array * float(held.get("RescaleSlope", 1)) + float(
+        held.get("RescaleIntercept", 0)
+    )
+    assert np.array_equal(
+        numbers((DICOM / f"{name}.dcm").read_bytes(), 1), np.atleast_3d(expected).astype(np.float32)
+    )
 
 
 def test_a_window_the_least_number_as_white_and_padding() -> None:
@@ -138,28 +168,46 @@ def test_a_window_the_least_number_as_white_and_padding() -> None:
     stored[0, 0] = held.PixelPaddingValue
     held.PixelData, held.PhotometricInterpretation = stored.tobytes(), "MONOCHROME1"
     held.save_as(copy)
-    plain, windowed = (numbers(copy.getvalue(), 1, window=window)[..., 0] for window in (None, [40, 400]))
+    plain, windowed = (
+        numbers(copy.getvalue(), 1, window=window)[..., 0] for window in (None, [40, 400])
+    )
     assert np.isnan(plain).sum() == np.isnan(windowed).sum() == 1
     units, inner = stored.astype(int) + int(held.RescaleIntercept), ~np.isnan(plain)
-    assert (plain == -1 + 2 * held.RescaleIntercept - units)[inner].all()  # the ends of 16 bits add up to -1
-    assert ((windowed == np.nanmin(windowed)) == (units >= 40 - 0.5 + 399 / 2))[inner].all()  # PS3.3 C.11.2.1.2.1
+    assert (plain == -1 + 2 * held.RescaleIntercept - units)[
+        inner
+    ].all()  # the ends of 16 bits add up to -1
+    assert ((windowed == np.nanmin(windowed)) == (units >= 40 - 0.5 + 399 / 2))[
+        inner
+    ].all()  # PS3.3 C.11.2.1.2.1
     with pytest.raises(ValueError, match="no window"):
         numbers((DICOM / "CT_small.dcm").read_bytes(), 1, window="file")
 
 
-def test_missing_numbers_are_counted_and_become_the_mean(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_missing_numbers_are_counted_and_become_the_mean(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     planes = DRAWN.random((8, 8, 5)).astype(np.float32)
-    planes[0, 0], planes[1, 1, 0], planes[2, 2, 1], planes[3, 3, 2:4] = -9999, np.nan, np.inf, [9.96921e36, -3.4e38]
+    planes[0, 0], planes[1, 1, 0], planes[2, 2, 1], planes[3, 3, 2:4] = (
+        -9999,
+        np.nan,
+        np.inf,
+        [9.96921e36, -3.4e38],
+    )
     for name in ("train/a/0", "train/b/0", "val/a/0", "val/b/0"):
         (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / f"{name}.tif").write_bytes(tiff(planes, extratags=[(42113, "s", 0, "-9999", True)]))
+        (tmp_path / f"{name}.tif").write_bytes(
+            tiff(planes, extratags=[(42113, "s", 0, "-9999", True)])
+        )
     (tmp_path / "train/b/1.tif").write_bytes(tiff(planes[..., :4]))
     added = settings_for(set(), {"data.root": str(tmp_path)})
     known = np.where((planes >= 0) & (planes < 1e30), planes, np.nan).astype(float)
     assert np.allclose(added["data.mean"], np.nanmean(known, axis=(0, 1)))
     assert np.allclose(added["data.std"], np.nanstd(known, axis=(0, 1)))
     told = capfd.readouterr().err
-    assert "5 channels, mean and deviation of 2 of 3 training images; 18 numbers (2.8%) are missing" in told
+    assert (
+        "5 channels, mean and deviation of 2 of 3 training images; 18 numbers (2.8%) are missing"
+        in told
+    )
     assert "train/b/1.tif: it has 4 channels, not 5" in told
     settings = {name.split(".")[-1]: value for name, value in added.items()}
     data = cait.ImageNetDataModule(str(tmp_path), img_size=8, **settings)
@@ -185,7 +233,9 @@ def test_training_is_timms_crop_mirror_and_erasing(fit: str, tmp_path: Path) -> 
     if fit == "crop":
         how = dict(interpolation="bicubic", re_prob=1.0, re_mode="pixel", **shared, **statistics)
         seed_generators(1)
-        assert torch.allclose(pixels, create_transform((5, 16, 16), is_training=True, **how)(planes), atol=1e-4)
+        assert torch.allclose(
+            pixels, create_transform((5, 16, 16), is_training=True, **how)(planes), atol=1e-4
+        )
 
 
 def test_a_folder_says_that_it_holds_planes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -220,10 +270,21 @@ def fit(photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.Monk
             top, left = draw.integers(400, size=2)
             place = Path("tiles", "train" if number < 128 else "val", "ab"[number // 2 % 2])
             place.mkdir(parents=True, exist_ok=True)
-            save(place / str(number), photos[number % 2][top : top + 16, left : left + 16], number // 2 % 2)
+            save(
+                place / str(number),
+                photos[number % 2][top : top + 16, left : left + 16],
+                number // 2 % 2,
+            )
         fields = "--model.fields={patch_size: 4, embed_dim: 32, depth: 2, num_heads: 2}"
-        words = [f"--config={REPO / 'configs/digits.yaml'}", fields, "--data.num_workers=0", "--trainer.max_epochs=8"]
-        return lambda name, *more: main(["fit", "--data.root=tiles", f"--run_name={name}", *words, *CPU, *more])
+        words = [
+            f"--config={REPO / 'configs/digits.yaml'}",
+            fields,
+            "--data.num_workers=0",
+            "--trainer.max_epochs=8",
+        ]
+        return lambda name, *more: main(
+            ["fit", "--data.root=tiles", f"--run_name={name}", *words, *CPU, *more]
+        )
 
     return written
 
@@ -236,7 +297,9 @@ def accuracy(run: str) -> float:
 
 
 @pytest.mark.slow
-def test_five_bands_are_learned_scored_resumed_and_exported(fit: Any, capfd: pytest.CaptureFixture) -> None:
+def test_five_bands_are_learned_scored_resumed_and_exported(
+    fit: Any, capfd: pytest.CaptureFixture
+) -> None:
     def save(path: Path, tile: np.ndarray, label: int) -> None:
         gray = tile.mean(axis=2)
         planes = np.dstack([tile, gray, (gray + label) / 2])
@@ -247,27 +310,47 @@ def test_five_bands_are_learned_scored_resumed_and_exported(fit: Any, capfd: pyt
     train("three", "--data.reader_args={bands: [0, 1, 2]}")
     assert accuracy("three") <= 75
     train("again", "--from=three", "--trainer.max_epochs=1")
-    kept, before = (yaml.safe_load(Path(f"logs/{name}/config.yaml").read_text()) for name in ("again", "three"))
-    assert [kept["data"][name] for name in AS_BEFORE] == [before["data"][name] for name in AS_BEFORE]
+    kept, before = (
+        yaml.safe_load(Path(f"logs/{name}/config.yaml").read_text()) for name in ("again", "three")
+    )
+    assert [kept["data"][name] for name in AS_BEFORE] == [
+        before["data"][name] for name in AS_BEFORE
+    ]
     assert accuracy("five") >= 95
     files, loaded = sorted(Path("tiles/val").glob("*/*.tif")), cait.load("logs/five")
     found = [best for best, *_ in loaded.predict([*files], top_k=1)]
-    right = np.mean([best["class"] == file.parent.name for best, file in zip(found, files, strict=True)])
+    right = np.mean(
+        [best["class"] == file.parent.name for best, file in zip(found, files, strict=True)]
+    )
     assert 100 * right == pytest.approx(accuracy("five"))
     main(["export", "five", "--format=onnx"])
     session = pytest.importorskip("onnxruntime").InferenceSession("logs/five/export/model.onnx")
-    logits = session.run(["logits"], {"images": torch.stack([loaded.transform(file) for file in files]).numpy()})[0]
+    logits = session.run(
+        ["logits"], {"images": torch.stack([loaded.transform(file) for file in files]).numpy()}
+    )[0]
     exported = torch.tensor(logits).softmax(dim=1).amax(dim=1)
-    assert torch.allclose(exported, torch.tensor([best["probability"] for best in found]), atol=1e-5)
+    assert torch.allclose(
+        exported, torch.tensor([best["probability"] for best in found]), atol=1e-5
+    )
     Path("bad.tif").write_bytes(tiff(FIVE[..., :4]))
     main(["predict", "logs/five/checkpoints/best.ckpt", "bad.tif", str(files[0])])
     assert "cannot read bad.tif: it has 4 channels, not 5" in capfd.readouterr().err
     main(["visualize", "five", "--num_images=1"])
     assert "channels 0, 1 and 2" in Path("logs/five/visualize/index.html").read_text()
     for name, steps in {"whole": 7, "parts": 6}.items():  # an epoch is four
-        train(name, "--model.schedule=constant", "--model.warmup_epochs=0", f"--trainer.max_steps={steps}")
+        train(
+            name,
+            "--model.schedule=constant",
+            "--model.warmup_epochs=0",
+            f"--trainer.max_steps={steps}",
+        )
     main(["resume", "parts", "--trainer.max_steps=7"])
-    assert same(*(torch.load(f"logs/{name}/checkpoints/last.ckpt")["state_dict"] for name in ("whole", "parts")))
+    assert same(
+        *(
+            torch.load(f"logs/{name}/checkpoints/last.ckpt")["state_dict"]
+            for name in ("whole", "parts")
+        )
+    )
 
 
 def test_the_low_byte_alone_tells_two_classes(fit: Any) -> None:

@@ -26,7 +26,9 @@ def test_a_folder_without_fault(mixed_root: Path) -> None:
         shutil.copy(mixed_root / "train/cat/0.jpg", mixed_root / name / "0.jpg")
     done = check(mixed_root)
     assert done.returncode == 0
-    assert done.stdout.startswith("3 classes, 36 training and 15 validation images\ndecoded 51 images")
+    assert done.stdout.startswith(
+        "3 classes, 36 training and 15 validation images\ndecoded 51 images"
+    )
     # Class folders alone.
     assert "decoded 7 images" in check(mixed_root / "train", "--images", "7").stdout
 
@@ -40,14 +42,18 @@ def test_copies_of_an_image_are_named(mixed_root: Path) -> None:
         f"{mixed_root} can be used; look at the {len(done.stderr.splitlines())} thing(s) above"
     )
     assert f"{twice}, under two labels: {mixed_root}/train/cat/0.jpg = " in done.stderr
-    assert f"{twice}, to train on and to validate on: {mixed_root}/train/cat/1.jpeg = " in done.stderr
+    assert (
+        f"{twice}, to train on and to validate on: {mixed_root}/train/cat/1.jpeg = " in done.stderr
+    )
 
 
 def test_near_equal_images_are_named(tmp_path: Path) -> None:
     """A real photograph in another size and compression; a mirrored one is another, and so are two digits."""
     for place, image in (("train/cat", 0), ("train/dog", 1), ("val/cat", 2), ("val/dog", 3)):
         (tmp_path / place).mkdir(parents=True)
-        Image.fromarray(load_digits().images[image].astype("uint8") * 15).save(tmp_path / place / "digit.png")
+        Image.fromarray(load_digits().images[image].astype("uint8") * 15).save(
+            tmp_path / place / "digit.png"
+        )
     photograph = Image.fromarray(load_sample_image("flower.jpg"))
     photograph.save(tmp_path / "train/cat/flower.jpg")
     photograph.resize((320, 213)).save(tmp_path / "val/dog/small.jpg", quality=60)
@@ -68,14 +74,25 @@ def test_frames_of_a_scene_on_both_sides_are_told(tmp_path: Path, step: int) -> 
         (tmp_path / name).mkdir()
         for number in range(8):
             left, top = number % 4 * step, number // 4 * step
-            photograph.crop((left, top, left + 320, top + 320)).save(tmp_path / name / f"{number}.jpg")
-            rows.append({"path": f"{name}/{number}.jpg", "label": name, "group": f"{name}{number // 4}"})
+            photograph.crop((left, top, left + 320, top + 320)).save(
+                tmp_path / name / f"{number}.jpg"
+            )
+            rows.append(
+                {"path": f"{name}/{number}.jpg", "label": name, "group": f"{name}{number // 4}"}
+            )
     told = told_of_frames(open_source(str(tmp_path), val_fraction=0.5)) or ""
-    assert told.startswith("8 of 8 validation images that were looked at look like ") is (step == 1), told
+    assert told.startswith("8 of 8 validation images that were looked at look like ") is (
+        step == 1
+    ), told
     with (tmp_path / "labels.csv").open("w", newline="") as file:
         (writer := csv.DictWriter(file, [*rows[0]])).writeheader()
         writer.writerows(rows)
-    assert told_of_frames(open_source(str(tmp_path), labels=str(tmp_path / "labels.csv"), val_fraction=0.5)) is None
+    assert (
+        told_of_frames(
+            open_source(str(tmp_path), labels=str(tmp_path / "labels.csv"), val_fraction=0.5)
+        )
+        is None
+    )
 
 
 def without_class_folders(val: Path) -> None:
@@ -94,23 +111,37 @@ def emptied(folder: Path) -> None:
     ("spoil", "words"),
     [
         (lambda train, val: shutil.rmtree(val), "/val does not exist"),
-        (lambda train, val: without_class_folders(val), "do not hold the same class folders: cat, dog, owl"),
+        (
+            lambda train, val: without_class_folders(val),
+            "do not hold the same class folders: cat, dog, owl",
+        ),
         (
             lambda train, val: (val / "cat/0.jpg").rename(val / "0.jpg"),
             "images beside the class folders (1): val/0.jpg",
         ),
-        (lambda train, val: emptied(train / "cat"), "no images in the class folder {root}/train/cat"),
+        (
+            lambda train, val: emptied(train / "cat"),
+            "no images in the class folder {root}/train/cat",
+        ),
         (lambda train, val: shutil.rmtree(val / "owl"), "do not hold the same class folders: owl"),
         (
             lambda train, val: (train / "cat/0.jpg").rename(train / "cat/0.part"),
             "other files (1): train/cat/0.part",
         ),
-        (lambda train, val: os.symlink("nowhere", train / "cat/gone"), "broken links (1): train/cat/gone"),
-        (lambda train, val: os.truncate(val / "dog/0.jpg", 400), "cannot read the image {root}/val/dog/0.jpg: "),
+        (
+            lambda train, val: os.symlink("nowhere", train / "cat/gone"),
+            "broken links (1): train/cat/gone",
+        ),
+        (
+            lambda train, val: os.truncate(val / "dog/0.jpg", 400),
+            "cannot read the image {root}/val/dog/0.jpg: ",
+        ),
         (lambda train, val: emptied(train), "/train holds 0 class folder(s)"),
     ],
 )
-def test_every_mistake_is_named_in_a_line(mixed_root: Path, spoil: Callable[[Path, Path], object], words: str) -> None:
+def test_every_mistake_is_named_in_a_line(
+    mixed_root: Path, spoil: Callable[[Path, Path], object], words: str
+) -> None:
     spoil(mixed_root / "train", mixed_root / "val")
     done = check(mixed_root)
     assert done.returncode == 2

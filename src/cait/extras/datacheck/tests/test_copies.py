@@ -29,7 +29,9 @@ def fill(root: Path, draw: random.Random, start: int = 0) -> None:
             elif other and kind < 0.2:
                 draw.choice([path.symlink_to, path.hardlink_to])(other.resolve())
             else:
-                path.write_bytes(b"same" * draw.choice([1, 2000]) + draw.randbytes(9) + b"same" * 2000)
+                path.write_bytes(
+                    b"same" * draw.choice([1, 2000]) + draw.randbytes(9) + b"same" * 2000
+                )
             there.append(path)
 
 
@@ -50,7 +52,9 @@ def test_no_image_is_on_both_sides_of_a_folder_that_grows(
     assert not {*train.values()} & {*val.values()}
     for label in CLASSES:  # as many as ever, and every class on both sides
         count = len([path for path in every if path.parent.name == label])
-        assert len([path for path in val if path.startswith(f"{label}/")]) == max(1, round(count * fraction))
+        assert len([path for path in val if path.startswith(f"{label}/")]) == max(
+            1, round(count * fraction)
+        )
         assert any(path.startswith(f"{label}/") for path in train)
     left = {str(path.relative_to(root)): path.read_bytes() for path in every}
     copies = left.keys() - train.keys() - val.keys()
@@ -71,13 +75,16 @@ def test_no_image_is_on_both_sides_of_a_folder_that_grows(
             assert {str(path.relative_to(root)) for path in new} <= of_train.keys()
 
 
-def test_a_class_of_copies_alone_is_kept_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_copies_alone_is_kept_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a/1", "a/2", "b/1", "b/2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.png").write_bytes(name[:1].encode())
     assert len(open_source(str(tmp_path)).train) == 2
     assert (
-        "2 of 2 training images are copies of validation images; their class has no others" in capsys.readouterr().err
+        "2 of 2 training images are copies of validation images; their class has no others"
+        in capsys.readouterr().err
     )
 
 

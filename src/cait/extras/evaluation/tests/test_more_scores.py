@@ -41,8 +41,14 @@ def evaluated(place: Path) -> dict:
     """The run's scores, as if the digits were ImageNet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer, "ImageNetInfo", lambda: SimpleNamespace(label_names=lambda: NAMES))
-        patch.setattr(extra_sets, "RealLabelsImagenet", partial(RealLabelsImagenet, real_json=place / "real.json"))
-        done = call(place, "eval", "mine", "--data.num_workers=0", "--extra.v2=v2", "--extra.part=part")
+        patch.setattr(
+            extra_sets,
+            "RealLabelsImagenet",
+            partial(RealLabelsImagenet, real_json=place / "real.json"),
+        )
+        done = call(
+            place, "eval", "mine", "--data.num_workers=0", "--extra.v2=v2", "--extra.part=part"
+        )
     assert done.returncode == 0, done.stderr
     return {"shown": done.stdout, **json.loads((place / "logs/mine/evaluation.json").read_text())}
 
@@ -51,7 +57,11 @@ def evaluated(place: Path) -> dict:
 @pytest.mark.parametrize("part", ["val", "v2"])
 def test_counts_are_scikit_learns(place: Path, evaluated: dict, weights: str, part: str) -> None:
     figures = evaluated[weights] if part == "val" else evaluated[weights]["extra"]["v2"]
-    paths = [path for path in (place / ("data/val" if part == "val" else "v2")).glob("*/*") if path.name != BROKEN]
+    paths = [
+        path
+        for path in (place / ("data/val" if part == "val" else "v2")).glob("*/*")
+        if path.name != BROKEN
+    ]
     labels = torch.tensor([int(path.parent.name.removeprefix("n")) for path in paths])
     logits = logits_of(place, weights, paths)
     expected = confusion_matrix(labels, logits.argmax(dim=1), labels=range(12))
@@ -59,23 +69,33 @@ def test_counts_are_scikit_learns(place: Path, evaluated: dict, weights: str, pa
     assert figures["images"] == len(paths) == (300 if part == "val" else 199)
     shares = 100 * expected.diagonal() / expected.sum(axis=1)
     assert figures["per_class"] == pytest.approx(dict(zip(NAMES, shares, strict=True)))
-    assert figures["acc1_macro"] == pytest.approx(100 * balanced_accuracy_score(labels, logits.argmax(dim=1)))
+    assert figures["acc1_macro"] == pytest.approx(
+        100 * balanced_accuracy_score(labels, logits.argmax(dim=1))
+    )
     among_five = (logits.topk(5).indices == labels[:, None]).any(dim=1)
     assert figures["acc5"] == pytest.approx(100 * among_five.float().mean().item(), rel=1e-5)
-    assert figures["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+    assert figures["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
     error = MulticlassCalibrationError(12, n_bins=15, norm="l1")(logits.softmax(dim=1), labels)
     assert figures["calibration"] == pytest.approx(100 * error.item(), abs=0.01)
 
 
 @WEIGHTS
-def test_a_set_of_some_classes_is_scored_among_them(place: Path, evaluated: dict, weights: str) -> None:
+def test_a_set_of_some_classes_is_scored_among_them(
+    place: Path, evaluated: dict, weights: str
+) -> None:
     paths = sorted(path for path in (place / "v2").glob("*/*") if int(path.parent.name) in PART)
     labels = torch.tensor([PART.index(int(path.parent.name)) for path in paths])
     logits = logits_of(place, weights, paths)[:, PART]  # as the authors of ImageNet-A and -R do
     figures = evaluated[weights]["extra"]["part"]
     assert figures["images"] == len(paths)
-    assert figures["acc1"] == pytest.approx(100 * (logits.argmax(dim=1) == labels).float().mean().item(), rel=1e-5)
-    assert figures["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+    assert figures["acc1"] == pytest.approx(
+        100 * (logits.argmax(dim=1) == labels).float().mean().item(), rel=1e-5
+    )
+    assert figures["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
 
 
 @WEIGHTS
@@ -83,11 +103,15 @@ def test_real_is_timms(place: Path, evaluated: dict, weights: str) -> None:
     paths = sorted((place / "data/val").glob("*/*"))
     broken = next(path for path in paths if path.name == BROKEN)
     logits = logits_of(place, weights, [path for path in paths if path != broken])
-    logits = torch.cat([logits[: paths.index(broken)], torch.zeros(1, 12), logits[paths.index(broken) :]])
+    logits = torch.cat(
+        [logits[: paths.index(broken)], torch.zeros(1, 12), logits[paths.index(broken) :]]
+    )
     theirs = RealLabelsImagenet([str(path) for path in paths], real_json=str(place / "real.json"))
     theirs.add_result(logits)
     figures = evaluated[weights]["real"]
-    assert (figures["acc1"], figures["acc5"]) == pytest.approx((theirs.get_accuracy(1), theirs.get_accuracy(5)))
+    assert (figures["acc1"], figures["acc5"]) == pytest.approx(
+        (theirs.get_accuracy(1), theirs.get_accuracy(5))
+    )
     assert figures["images"] == len(theirs.is_correct[1]) < 250
 
 
@@ -115,19 +139,28 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     paths = [f"val/ILSVRC2012_val_{1 + number * 7 % 50_000:08d}.JPEG" for number in range(50_000)]
     labels = real_labels(Images((path, 0) for path in paths))
     theirs = RealLabelsImagenet(paths).real_labels
-    assert [sorted({*row} - {-1}) for row in labels.tolist()] == [sorted(theirs[Path(path).name]) for path in paths]
-    assert real_labels(Images((path, 0) for path in paths[:100])) is None  # a part is scored without ReaL
+    assert [sorted({*row} - {-1}) for row in labels.tolist()] == [
+        sorted(theirs[Path(path).name]) for path in paths
+    ]
+    assert (
+        real_labels(Images((path, 0) for path in paths[:100])) is None
+    )  # a part is scored without ReaL
 
 
 def test_class_folders_go_by_name_or_else_by_index(tmp_path: Path) -> None:
     for index in range(12):
         (tmp_path / str(index)).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / str(index) / "1.jpeg")
-    as_text = sorted(str(index) for index in range(12))  # classes that are called by numbers, in the order of text
+    as_text = sorted(
+        str(index) for index in range(12)
+    )  # classes that are called by numbers, in the order of text
     for names in (as_text, NAMES):
         samples, only = open_extra(tmp_path, names)
         found = {Path(path).parent.name: label for path, label in samples}
-        assert found == {str(index): as_text.index(str(index)) if names is as_text else index for index in range(12)}
+        assert found == {
+            str(index): as_text.index(str(index)) if names is as_text else index
+            for index in range(12)
+        }
         assert only is None
     assert open_extra(tmp_path, [*as_text, "x"]).only == [*range(12)]
     with pytest.raises(UserError, match=r"class folders that the model does not know: 10, 11"):
@@ -144,15 +177,22 @@ def counted(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
 def test_what_is_not_counted() -> None:
     counts = Counts(3)
     logits = torch.eye(3)[[0, 1, 1, 2]]
-    counts.update(logits, torch.tensor([0, 0, 1, -1]), torch.tensor([[0, -1], [-1, -1], [0, 2], [2, -1]]))
+    counts.update(
+        logits, torch.tensor([0, 0, 1, -1]), torch.tensor([[0, -1], [-1, -1], [0, 2], [2, -1]])
+    )
     figures = counts.compute(with_real=True)
     assert figures["confusion"] == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
     # Of the three that could be read the second has no right class.
     assert figures["real"] == {"acc1": 50.0, "acc5": 100.0, "images": 2}
 
-    logits, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    logits, labels = (
+        torch.randn(8, 3, generator=torch.Generator().manual_seed(0)),
+        torch.arange(8) % 3,
+    )
     expected = counted(logits, labels)
-    found = counted(torch.cat([logits, torch.full((2, 3), float("nan"))]), torch.cat([labels, labels[:2]]))
+    found = counted(
+        torch.cat([logits, torch.full((2, 3), float("nan"))]), torch.cat([labels, labels[:2]])
+    )
     assert found == expected
     assert counted(logits, torch.full((8,), -1))["calibration"] is None
     assert "confusion" not in counted(torch.eye(CLASSES_IN_MATRIX + 1)[:3], labels[:3])
@@ -160,9 +200,13 @@ def test_what_is_not_counted() -> None:
 
 def test_a_loader_of_ones_own_is_scored() -> None:
     task = SimpleNamespace(several=False)
-    module: Any = SimpleNamespace(model=torch.nn.Identity(), task=task, num_classes=2, device=torch.device("cpu"))
+    module: Any = SimpleNamespace(
+        model=torch.nn.Identity(), task=task, num_classes=2, device=torch.device("cpu")
+    )
     data = SimpleNamespace(source=None, class_names=["a", "b"], val_images=None)
-    evaluation = Evaluation(SimpleNamespace(data=data, module=module, config=SimpleNamespace(extra=None)))  # type: ignore[arg-type]
+    evaluation = Evaluation(
+        SimpleNamespace(data=data, module=module, config=SimpleNamespace(extra=None))
+    )  # type: ignore[arg-type]
     trainer: Any = SimpleNamespace(callbacks=[], val_dataloaders=DataLoader([0, 1]))
     evaluation.on_validation_start(trainer, module)
     evaluation.on_validation_batch_end(trainer, module, torch.eye(2), (None, torch.tensor([0, 0])))

@@ -62,7 +62,9 @@ def files(photographs: list[Image.Image]) -> dict[str, bytes]:
         "rgba.png": encoded(photo.convert("RGBA"), "PNG"),
         "la.png": encoded(photo.convert("LA"), "PNG"),
         "one bit.png": encoded(photo.convert("1"), "PNG"),
-        "deep.png": encoded(Image.fromarray(np.arange(0, 65536, 11, dtype=np.uint16)[:5900].reshape(59, 100)), "PNG"),
+        "deep.png": encoded(
+            Image.fromarray(np.arange(0, 65536, 11, dtype=np.uint16)[:5900].reshape(59, 100)), "PNG"
+        ),
         "gif.jpg": encoded(photo, "GIF"),
         **{f"{kind}.{kind}": encoded(photo, kind) for kind in ("webp", "bmp", "tiff", "ppm")},
         "comment.ppm": encoded(photo, "PPM").replace(b"\n", b"\n# no more\n", 1),
@@ -81,7 +83,9 @@ def oracle(data: bytes) -> np.ndarray | None:
         return None
 
 
-def cropped(data: bytes, box: decode.Box, decoder: Decoder, whole: bool = False) -> np.ndarray | None:
+def cropped(
+    data: bytes, box: decode.Box, decoder: Decoder, whole: bool = False
+) -> np.ndarray | None:
     try:
         return open_image(BytesIO(data), "it", whole, decoder).crop(box)
     except UserError as error:
@@ -98,14 +102,22 @@ def boxes(height: int, width: int, seed: int = 0) -> Iterator[decode.Box]:
     rng = np.random.default_rng(seed)
     for _ in range(8):
         top, left = int(rng.integers(height)), int(rng.integers(width))
-        yield top, left, int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
+        yield (
+            top,
+            left,
+            int(rng.integers(1, height - top + 1)),
+            int(rng.integers(1, width - left + 1)),
+        )
 
 
 def assert_as_pillow(data: bytes, decoder: Decoder, name: str = "", few: bool = False) -> bool:
     """Of some boxes, or of two. Returns whether Pillow reads it."""
     expected = oracle(data)
     height, width = (64, 64) if expected is None else expected.shape[:2]
-    tried = [(0, 0, max(1, height // 8), width), (height // 3, width // 3, 1 + height // 3, 1 + width // 3)]
+    tried = [
+        (0, 0, max(1, height // 8), width),
+        (height // 3, width // 3, 1 + height // 3, 1 + width // 3),
+    ]
     for top, left, h, w in tried if few else boxes(height, width):
         pixels = cropped(data, (top, left, h, w), decoder)
         assert (pixels is None) == (expected is None), name
@@ -115,7 +127,9 @@ def assert_as_pillow(data: bytes, decoder: Decoder, name: str = "", few: bool = 
 
 
 @DECODERS
-def test_every_kind_of_file_has_pillows_pixels(files: dict[str, bytes], decoder: Decoder, tmp_path: Path) -> None:
+def test_every_kind_of_file_has_pillows_pixels(
+    files: dict[str, bytes], decoder: Decoder, tmp_path: Path
+) -> None:
     for name, data in files.items():
         assert assert_as_pillow(data, decoder, name), name
         (tmp_path / name).write_bytes(data)
@@ -147,7 +161,9 @@ def test_each_orientation_is_turned_as_pillow_turns_it(
             assert image.size == expected.shape[1::-1]
             for top, left, height, width in boxes(*expected.shape[:2], seed=orientation):
                 box = image.crop((top, left, height, width))
-                np.testing.assert_array_equal(box, expected[top : top + height, left : left + width])
+                np.testing.assert_array_equal(
+                    box, expected[top : top + height, left : left + width]
+                )
                 assert box.flags.c_contiguous
 
 
@@ -173,7 +189,9 @@ def test_what_is_transparent_shows_the_background(photographs: list[Image.Image]
         pixels = np.asarray(Image.open(BytesIO(data)).convert("RGBA")).astype(float)
         share = pixels[..., 3:] / 255
         for background, color in (("white", (255, 255, 255)), ("#204060", (0x20, 0x40, 0x60))):
-            read = open_image(BytesIO(data), "it", False, FASTEST, Reading(background=background)).crop((0, 0, 30, 40))
+            read = open_image(
+                BytesIO(data), "it", False, FASTEST, Reading(background=background)
+            ).crop((0, 0, 30, 40))
             expected = pixels[..., :3] * share + np.array(color) * (1 - share)  # by hand
             np.testing.assert_allclose(read, expected, atol=1)
         hidden = open_image(BytesIO(data), "it", False, FASTEST, PUBLISHED).crop((0, 0, 30, 40))
@@ -183,25 +201,44 @@ def test_what_is_transparent_shows_the_background(photographs: list[Image.Image]
 def test_nvimagecodec_reads_the_common_jpegs(files: dict[str, bytes]) -> None:
     if FASTEST != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
-    for name in ("subsampling 0.jpg", "subsampling 1.jpg", "subsampling 2.jpg", "gray.jpg", "restarts.jpg"):
+    for name in (
+        "subsampling 0.jpg",
+        "subsampling 1.jpg",
+        "subsampling 2.jpg",
+        "gray.jpg",
+        "restarts.jpg",
+    ):
         assert type(open_image(BytesIO(files[name]), "", False, "nvimgcodec")) is JpegStream
 
 
 @DECODERS
-@pytest.mark.parametrize("name", ["subsampling 2.jpg", "progressive.jpg", "restarts.jpg", "rgba.png", "ppm.ppm"])
+@pytest.mark.parametrize(
+    "name", ["subsampling 2.jpg", "progressive.jpg", "restarts.jpg", "rgba.png", "ppm.ppm"]
+)
 def test_a_cut_file_is_refused_even_for_a_box_above_the_cut(
     files: dict[str, bytes], decoder: Decoder, name: str
 ) -> None:
     data = files[name]
-    for length in {len(data) - 2, len(data) * 9 // 10, *range(0, len(data) - 3, len(data) // 15 + 1)}:
+    for length in {
+        len(data) - 2,
+        len(data) * 9 // 10,
+        *range(0, len(data) - 3, len(data) // 15 + 1),
+    }:
         read = assert_as_pillow(data[:length], decoder, f"{length} of {len(data)}", few=True)
         assert not read or name.endswith("png")  # of a PNG the last chunk holds nothing
         # An end behind the cut has Pillow take it for whole.
-        assert_as_pillow(data[:length] + decode.JPEG_END, decoder, f"{length} of {len(data)} and an end", few=True)
+        assert_as_pillow(
+            data[:length] + decode.JPEG_END,
+            decoder,
+            f"{length} of {len(data)} and an end",
+            few=True,
+        )
 
 
 @DECODERS
-def test_a_file_cut_behind_its_thumbnail_is_refused(photographs: list[Image.Image], decoder: Decoder) -> None:
+def test_a_file_cut_behind_its_thumbnail_is_refused(
+    photographs: list[Image.Image], decoder: Decoder
+) -> None:
     thumbnail = encoded(photographs[0].resize((40, 30)))
     content = b"Exif\0\0" + thumbnail
     segment = b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content
@@ -214,7 +251,9 @@ def test_a_file_cut_behind_its_thumbnail_is_refused(photographs: list[Image.Imag
 
 
 @DECODERS
-def test_damaged_bytes_are_read_or_refused_as_by_pillow(photographs: list[Image.Image], decoder: Decoder) -> None:
+def test_damaged_bytes_are_read_or_refused_as_by_pillow(
+    photographs: list[Image.Image], decoder: Decoder
+) -> None:
     photo = photographs[1].resize((64, 48))
     whole = [encoded(photo), encoded(photo, progressive=True), encoded(photo.convert("CMYK"))]
     read = 0
@@ -239,7 +278,9 @@ def test_past_pillows_limit_all_refuse(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
     assert assert_as_pillow(data, decoder)  # twice the limit
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3999)
-    with pytest.raises(UserError, match=r"^cannot read the image it: .*exceeds limit of 7998 pixels") as caught:
+    with pytest.raises(
+        UserError, match=r"^cannot read the image it: .*exceeds limit of 7998 pixels"
+    ) as caught:
         open_image(BytesIO(data), "it", False, decoder)
     assert "\n" not in str(caught.value)
 
@@ -251,7 +292,9 @@ def test_what_is_no_image_or_missing_is_refused(decoder: Decoder, tmp_path: Path
             assert cropped(data, (0, 0, 1, 1), decoder, whole) is None
     os.mkfifo(tmp_path / "pipe.jpg")
     for name, words in (("pipe.jpg", "it is not a regular file"), ("gone.jpg", "No such file")):
-        with pytest.raises(UserError, match=rf"^cannot read the image {tmp_path / name}: .*{words}"):
+        with pytest.raises(
+            UserError, match=rf"^cannot read the image {tmp_path / name}: .*{words}"
+        ):
             open_image(tmp_path / name, "", False, decoder)
 
 

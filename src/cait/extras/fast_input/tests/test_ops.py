@@ -25,7 +25,10 @@ def images(photographs: list[Image.Image]) -> Iterator[Image.Image]:
 
 
 def differences(
-    name: str, image: Image.Image, amount: tuple[Any, ...], resample: Image.Resampling = Image.Resampling.BICUBIC
+    name: str,
+    image: Image.Image,
+    amount: tuple[Any, ...],
+    resample: Image.Resampling = Image.Resampling.BICUBIC,
 ) -> np.ndarray:
     settings = dict(fillcolor=(124, 116, 104), resample=resample)
     random.seed(0)  # a blur draws its radius
@@ -55,7 +58,9 @@ def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None
 
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("amount", [0.0, 1.0, -0.5, -0.98, 3.4, 1e9])
-def test_shifts_of_any_size_are_timms(photographs: list[Image.Image], name: str, amount: float) -> None:
+def test_shifts_of_any_size_are_timms(
+    photographs: list[Image.Image], name: str, amount: float
+) -> None:
     for image in images(photographs):
         if name in ("TranslateX", "TranslateY"):
             amount *= image.width

@@ -30,7 +30,13 @@ class Images:
 
 
 def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=partial(collate, memory=batches), **settings)
+    return DataLoader(
+        Images(),
+        batch_size=4,
+        num_workers=2,
+        collate_fn=partial(collate, memory=batches),
+        **settings,
+    )
 
 
 def shared(places: int = 4) -> SharedBatches:
@@ -61,7 +67,9 @@ def test_batches_come_through_and_their_places_are_used_again() -> None:
 def test_what_is_kept_of_batches_stays_as_it_is() -> None:
     too_large = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)  # goes PyTorch's way
     for batches in (shared(), too_large):
-        assert [number(images) for images in [images for images, *_ in loader(batches)]] == list(range(30))
+        assert [number(images) for images in [images for images, *_ in loader(batches)]] == list(
+            range(30)
+        )
     assert not too_large.taken.any()
     parts = []
     for images, *_ in loader(shared(places=2)):
@@ -92,4 +100,6 @@ def test_all_loaders_hand_over_their_images_in_shared_memory(digits_root: Path) 
     for loading in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):
         images, _ = next(iter(loading))
         assert images.dtype == torch.float32  # normalized from uint8
-        assert loading.collate_fn.keywords["memory"].memory[:1000].strip(b"\0")  # the images were there
+        assert (
+            loading.collate_fn.keywords["memory"].memory[:1000].strip(b"\0")
+        )  # the images were there

@@ -30,12 +30,26 @@ def failing() -> None:
     ("main", "expected"),
     [
         (lambda processes, rank: share(processes, "here", lambda: rank), [0] * 3),
-        (lambda processes, rank: share(processes, "apart"[rank > 0 :], lambda: {rank}), [{0}, {1}, {1}]),
+        (
+            lambda processes, rank: share(processes, "apart"[rank > 0 :], lambda: {rank}),
+            [{0}, {1}, {1}],
+        ),
         (lambda processes, rank: share(processes, "here", failing), ["no image"] * 3),
-        (lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str), ["no image"] * 3),
+        (
+            lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str),
+            ["no image"] * 3,
+        ),
         (lambda processes, rank: compare({"--model.lr": "0.1"}, processes), [None] * 3),
-        (lambda processes, rank: compare({"--model.lr": "0.1" if rank else "0.2"}, processes), [ODD] * 3),
-        (lambda processes, rank: compare({} if rank == 1 else {"checkpoint": "last.ckpt"}, processes), [LACKS] * 3),
+        (
+            lambda processes, rank: compare({"--model.lr": "0.1" if rank else "0.2"}, processes),
+            [ODD] * 3,
+        ),
+        (
+            lambda processes, rank: compare(
+                {} if rank == 1 else {"checkpoint": "last.ckpt"}, processes
+            ),
+            [LACKS] * 3,
+        ),
     ],
 )
 def test_processes_share_and_compare_before_they_train(
@@ -45,7 +59,9 @@ def test_processes_share_and_compare_before_they_train(
 
 
 @pytest.mark.slow
-def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path: Path, digits_root: Path) -> None:
+def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(
+    tmp_path: Path, digits_root: Path
+) -> None:
     for rank in range(2):  # each works in a folder of its own, as on a node with a disk of its own
         (tmp_path / f"node{rank}").mkdir()
         link_digits(tmp_path / f"node{rank}", digits_root)
@@ -57,14 +73,20 @@ def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(tmp_path:
     shutil.copytree(digits_root, data)
     next((data / "train/3").iterdir()).unlink()
     says = rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"
-    assert re.search(says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command)))
+    assert re.search(
+        says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command))
+    )
     assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
 
 
 def error_of(job: subprocess.Popen[str]) -> str:
     """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
     output = job.communicate(timeout=LIMIT)[0]
-    lines = [line.removeprefix("cait: error: ") for line in output.splitlines() if line.startswith("cait: error:")]
+    lines = [
+        line.removeprefix("cait: error: ")
+        for line in output.splitlines()
+        if line.startswith("cait: error:")
+    ]
     assert lines, output
     assert job.returncode != 0
     assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
@@ -90,14 +112,23 @@ sys.addaudithook(look)
 
 
 @pytest.mark.slow
-def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait: Cait, tmp_path: Path) -> None:
+def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(
+    cait: Cait, tmp_path: Path
+) -> None:
     (tmp_path / "watched.py").write_text(WATCHED)
-    recipe = [*SMALL, "--trainer.max_epochs=1", "--run_name=one", "--trainer.callbacks+=watched.Nothing"]
+    recipe = [
+        *SMALL,
+        "--trainer.max_epochs=1",
+        "--run_name=one",
+        "--trainer.callbacks+=watched.Nothing",
+    ]
     done = cait("fit", *recipe, command=torchrun("--standalone"))
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("listed by *")} == {"listed by 0"}
     assert done.stdout.count("epoch 1/1") == 1
     assert "64 = 2 processes × 32 images" in done.stdout
-    resumed = cait("resume", "one", "--trainer.max_epochs=2")  # without torchrun: Lightning starts both
+    resumed = cait(
+        "resume", "one", "--trainer.max_epochs=2"
+    )  # without torchrun: Lightning starts both
     assert resumed.returncode == 0, resumed.stderr
     assert checkpoint(tmp_path / "logs/one")["global_step"] == 44

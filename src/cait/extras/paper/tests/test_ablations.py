@@ -81,7 +81,9 @@ def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
     branches = 2 * (8 + 2)
     for name in ("attn.qkv", "mlp.fc1"):
         weight, reference = (model.blocks[3].get_submodule(name).weight for model in (fixup, plain))
-        assert weight.std().item() == pytest.approx(reference.std().item() * branches**-0.5, rel=0.05)
+        assert weight.std().item() == pytest.approx(
+            reference.std().item() * branches**-0.5, rel=0.05
+        )
     for name in ("attn.proj", "mlp.fc2"):
         assert not fixup.blocks[3].get_submodule(name).weight.any()
     extra = set(fixup.state_dict()) - set(plain.state_dict())
@@ -97,7 +99,9 @@ def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
     assert q.std().item() == pytest.approx(xavier, rel=0.05)
     assert k.std().item() == pytest.approx(xavier, rel=0.05)
     assert v.std().item() == pytest.approx(xavier * factor, rel=0.05)
-    assert t_fixup.blocks[3].mlp.fc1.weight.std().item() == pytest.approx((2 / 640) ** 0.5 * factor, rel=0.05)
+    assert t_fixup.blocks[3].mlp.fc1.weight.std().item() == pytest.approx(
+        (2 / 640) ** 0.5 * factor, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,14 +139,22 @@ def test_every_choice_takes_a_step(fields: dict) -> None:
 
 def test_cosine_scores() -> None:
     torch.manual_seed(0)
-    attention = cait.create_model(**SMALL, depth=1, attention="cosine", talking_heads=False).blocks[0].attn
+    attention = (
+        cait.create_model(**SMALL, depth=1, attention="cosine", talking_heads=False).blocks[0].attn
+    )
     x = torch.randn(2, 5, 32)
     q, k, v = attention.qkv(x).reshape(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)
-    maps = torch.nn.functional.cosine_similarity(q[:, :, :, None], k[:, :, None], dim=-1).softmax(-1)
-    assert torch.allclose(attention(x), attention.proj((maps @ v).transpose(1, 2).flatten(2)), atol=1e-5)
+    maps = torch.nn.functional.cosine_similarity(q[:, :, :, None], k[:, :, None], dim=-1).softmax(
+        -1
+    )
+    assert torch.allclose(
+        attention(x), attention.proj((maps @ v).transpose(1, 2).flatten(2)), atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("fields", [{"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}])
+@pytest.mark.parametrize(
+    "fields", [{"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}]
+)
 def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> None:
     torch.manual_seed(0)
     model = cait.create_model("xxs24", 32, depth=1, embed_dim=48, patch_size=8, **fields).eval()
@@ -151,31 +163,53 @@ def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> No
     v = attn.qkv(x).view(2, 16, 3, 4, 12)[:, :, 2].transpose(1, 2)
     torch.testing.assert_close(attn.proj((attn.maps(x) @ v).transpose(1, 2).flatten(2)), attn(x))
     z = torch.randn(2, 17, 48)
-    v = class_attn.v(z if model.config.cls_in_keys else z[:, 1:]).unflatten(-1, (4, 12)).transpose(1, 2)
-    torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
+    v = (
+        class_attn.v(z if model.config.cls_in_keys else z[:, 1:])
+        .unflatten(-1, (4, 12))
+        .transpose(1, 2)
+    )
+    torch.testing.assert_close(
+        class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z)
+    )
 
 
 def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
     torch.manual_seed(0)
-    model = cait.create_model("xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm").train()
+    model = cait.create_model(
+        "xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm"
+    ).train()
     images = torch.randn(4, 3, 32, 32)
     expected = model(images)
     states = {key: value.clone() for key, value in model.state_dict().items()}
-    model.load_state_dict({key: torch.zeros_like(v) if "running" in key else v for key, v in states.items()})
+    model.load_state_dict(
+        {key: torch.zeros_like(v) if "running" in key else v for key, v in states.items()}
+    )
     synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    norms = [part for part in synced.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        part for part in synced.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     assert norms
     assert all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
     assert synced.state_dict().keys() == states.keys()
     for norm in norms:
         norm.reset_running_stats()
-    torch.testing.assert_close(synced(images), expected)  # without other processes it is torch's batch norm
+    torch.testing.assert_close(
+        synced(images), expected
+    )  # without other processes it is torch's batch norm
     for key, value in synced.state_dict().items():
         torch.testing.assert_close(value, states[key])
 
 
 def test_positions_with_a_class_token_are_not_resized(tmp_path: Path) -> None:
-    fields = dict(name="xxs24", num_classes=7, depth=1, embed_dim=16, num_heads=2, class_token_at=0, patch_size=4)
+    fields = dict(
+        name="xxs24",
+        num_classes=7,
+        depth=1,
+        embed_dim=16,
+        num_heads=2,
+        class_token_at=0,
+        patch_size=4,
+    )
     torch.save(cait.create_model(**fields, img_size=8).state_dict(), tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"pos_embed is .1, 5, 16. in it, .1, 17, 16. in the model"):
         load_weights(cait.create_model(**fields, img_size=16), tmp_path / "w.pth")

@@ -21,7 +21,9 @@ from cait.model.config import VARIANTS, CaiTConfig
 
 ROWS = rows()
 ONE_OF_EACH_TABLE = {row.table: row.id for row in ROWS.values()}.values()
-ALL_ROWS = [id if id in ONE_OF_EACH_TABLE else pytest.param(id, marks=pytest.mark.slow) for id in ROWS]
+ALL_ROWS = [
+    id if id in ONE_OF_EACH_TABLE else pytest.param(id, marks=pytest.mark.slow) for id in ROWS
+]
 DEPTHS = (12, 18, 24, 36)
 # Published top-1, written down once more from the paper: by column, at 12, 18, 24 and 36 blocks.
 TABLE_1 = {
@@ -39,7 +41,14 @@ TABLE_A1 = {
     "epsilon": (80.5, 81.7, 82.4, 82.9),
 }
 TABLE_2 = dict(zip((0, 2, 4, 8, 10, 11), (79.9, 80.0, 80.0, 80.0, 80.5, 80.3), strict=True))
-TABLE_2_STAGES = {(9, 3): 79.6, (10, 2): 80.3, (11, 1): 80.6, (12, 1): 80.8, (12, 2): 80.8, (12, 3): 80.6}
+TABLE_2_STAGES = {
+    (9, 3): 79.6,
+    (10, 2): 80.3,
+    (11, 1): 80.6,
+    (12, 1): 80.8,
+    (12, 2): 80.8,
+    (12, 3): 80.6,
+}
 TABLE_8 = [79.9, 80.0, 80.5, 69.9, 80.5, 83.0, 83.2, 83.4, 83.8, 84.8, 85.2, 85.4]
 MODELS = {
     "xxs24": (77.6, 80.4, 78.4, 80.9),
@@ -55,11 +64,15 @@ MODELS = {
 RATES = dict(zip(DEPTHS, (0.05, 0.1, 0.2, 0.25), strict=True))
 
 
-def resolved(row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:
+def resolved(
+    row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str
+) -> dict:
     """What `cait fit` would run, by way of LightningCLI."""
     monkeypatch.setattr(sys, "argv", ["cait"])
     with pytest.raises(SystemExit) as stop:
-        main(["fit" if not rows()[row].evaluate else "eval", "--paper", row, *more, "--print_config"])
+        main(
+            ["fit" if not rows()[row].evaluate else "eval", "--paper", row, *more, "--print_config"]
+        )
     assert stop.value.code in (0, None)
     return yaml.safe_load(capsys.readouterr().out)
 
@@ -114,8 +127,17 @@ def test_every_row_resolves_to_the_published_hyper_parameters(id: str, capsys, m
     for key, value in fields.items():
         assert getattr(network, key) == value, key
 
-    assert (data["auto_augment"], data["erase_prob"], data["repeats"]) == ("rand-m9-mstd0.5-inc1", 0.25, 3)
-    assert (data["mixup"], data["cutmix"], data["mix_prob"], data["mix_switch_prob"]) == (0.8, 1.0, 1.0, 0.5)
+    assert (data["auto_augment"], data["erase_prob"], data["repeats"]) == (
+        "rand-m9-mstd0.5-inc1",
+        0.25,
+        3,
+    )
+    assert (data["mixup"], data["cutmix"], data["mix_prob"], data["mix_switch_prob"]) == (
+        0.8,
+        1.0,
+        1.0,
+        0.5,
+    )
     assert (model["label_smoothing"], model["warmup_lr"]) == (0.1, 1e-6)
     assert (model["warmup_epochs"], data["interpolation"]) == (5, "bicubic")
     assert (trainer["gradient_clip_val"], trainer["precision"]) == (None, "bf16-mixed")
@@ -136,7 +158,9 @@ def test_every_row_resolves_to_the_published_hyper_parameters(id: str, capsys, m
         assert (*recipe, model["lr_base_size"]) == (5e-6, 5e-6, 1e-8, 512 // 8, 512)
     else:
         assert (*recipe, model["lr_base_size"]) == (5e-4, 1e-5, 0.05, 1024 // 8, 512)
-        ablation = table in ("table1", "table-a1", "table2") or (table == "table8" and name != "epochs-400")
+        ablation = table in ("table1", "table-a1", "table2") or (
+            table == "table8" and name != "epochs-400"
+        )
         assert trainer["max_epochs"] == (300 if ablation else 400)
         assert model["weights"] is None
     # The crop ratio became 1.0 in the last line of Table 8.
@@ -156,7 +180,9 @@ def test_every_row_resolves_to_the_published_hyper_parameters(id: str, capsys, m
         assert (network.class_token_at, network.depth_token_only) == (0, 0)
         rate = 0.05 if column == "baseline" else {**RATES, 48: 0.3}[int(depth)]
         assert network.drop_path_rate == rate
-        forms = dict.fromkeys(("baseline", "adapted"), "plain") | dict.fromkeys(TABLE_A1, "layerscale")
+        forms = dict.fromkeys(("baseline", "adapted"), "plain") | dict.fromkeys(
+            TABLE_A1, "layerscale"
+        )
         assert network.residual == forms.get(column, column)
         if network.residual in ("layerscale", "scalar"):
             rule = {12: 0.1, 18: 0.1, 24: 1e-5, 36: 1e-6}[int(depth)]
@@ -199,14 +225,25 @@ def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
 
 def hparams(row: str) -> dict:
     """What a run of the row notes of its module."""
-    about = dict(name=row_named(row).settings["model.name"], num_classes=1000, fields=row_named(row).fields)
-    return about | {"_instantiator": "lightning.pytorch.cli.instantiate_module", "drop_path_rate": 0.05}
+    about = dict(
+        name=row_named(row).settings["model.name"], num_classes=1000, fields=row_named(row).fields
+    )
+    return about | {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "drop_path_rate": 0.05,
+    }
 
 
-def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--paper` beside another `--config` trains under the row's name, but reproduces nothing."""
     monkeypatch.chdir(tmp_path)
-    others = (dict(num_classes=10), dict(name="timm/vit_tiny_patch16_224"), dict(fields={"patch_size": 4}))
+    others = (
+        dict(num_classes=10),
+        dict(name="timm/vit_tiny_patch16_224"),
+        dict(fields={"patch_size": 4}),
+    )
     for depth, other in zip(DEPTHS, ({}, *others), strict=True):
         row = f"table1/rezero-{depth}"
         folder = tmp_path / "logs" / row.replace("/", "-")
@@ -236,7 +273,11 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
 def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
     more = ("--model.lr=1e-3", "--run_name=mine", "--model.fields.depth=7")
     config = resolved("table1/rezero-12", capsys, monkeypatch, *more)
-    assert (config["model"]["lr"], config["run_name"], config["model"]["fields"]["depth"]) == (1e-3, "mine", 7)
+    assert (config["model"]["lr"], config["run_name"], config["model"]["fields"]["depth"]) == (
+        1e-3,
+        "mine",
+        7,
+    )
     assert config["model"]["fields"]["residual"] == "rezero"
 
 
@@ -251,7 +292,9 @@ def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
         (["paper", "table9"], "no table 'table9'"),
     ],
 )
-def test_what_cannot_be_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_told(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
@@ -280,7 +323,9 @@ def run(verb: str, id: str, *more: str) -> None:
 
 
 def trained(id: str) -> dict:
-    return torch.load(Path("logs") / id.replace("/", "-") / "checkpoints/last.ckpt", weights_only=True)
+    return torch.load(
+        Path("logs") / id.replace("/", "-") / "checkpoints/last.ckpt", weights_only=True
+    )
 
 
 # A row of each kind that starts from nothing: its id, and what it has that no other has.
@@ -308,12 +353,16 @@ def test_a_row_of_each_kind_takes_real_steps(id: str, key: str, here: Path) -> N
     assert checkpoint["global_step"] == 2
     assert weight.isfinite().all()
     shrunk = dict(patch_size=4, embed_dim=48, depth=4, num_heads=4)
-    assert checkpoint["hyper_parameters"]["fields"] == row_named(id).fields | shrunk  # which `Row.is_of` compares
+    assert (
+        checkpoint["hyper_parameters"]["fields"] == row_named(id).fields | shrunk
+    )  # which `Row.is_of` compares
     steps = checkpoint["optimizer_states"][0]["state"].values()
     assert all(state["step"] == 2 and state["exp_avg"].isfinite().all() for state in steps)
 
 
-def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(here: Path, capsys) -> None:
+def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(
+    here: Path, capsys
+) -> None:
     import timm
 
     torch.save(timm.create_model("test_resnet", num_classes=10).state_dict(), "teacher.pth")
@@ -326,7 +375,9 @@ def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(here
     run("fit", "table8/distillation", *STEPS, *small, *teacher, *still, "--data.img_size=32")
     second = trained("table8/distillation")["state_dict"]
     assert second["model.pos_embed"].shape == (1, 64, 48)
-    assert all(torch.equal(value, second[key]) for key, value in first.items() if key != "model.pos_embed")
+    assert all(
+        torch.equal(value, second[key]) for key, value in first.items() if key != "model.pos_embed"
+    )
     scores = []
     for more in ([], ["--ckpt_path=logs/table8-distillation/checkpoints/last.ckpt"]):
         capsys.readouterr()
@@ -355,7 +406,9 @@ def cost(config: CaiTConfig) -> Cost:
     with torch.device("meta"):
         model = references.locate(config.network)(config).eval().requires_grad_(False)
         gmacs = _gmacs(model, torch.empty(1, config.in_chans, config.img_size, config.img_size))
-        patches, one_more = (torch.empty(1, config.num_patches + more, config.embed_dim) for more in (0, 1))
+        patches, one_more = (
+            torch.empty(1, config.num_patches + more, config.embed_dim) for more in (0, 1)
+        )
         token = _gmacs(model.blocks[0], one_more) - _gmacs(model.blocks[0], patches)
     at = getattr(config, "class_token_at", None)
     without_token = config.depth if at is None else at
@@ -379,9 +432,15 @@ def costs() -> dict[tuple[str, int], Cost]:
 
 
 @pytest.mark.slow
-def test_multiply_adds_are_those_counted_on_timms_models(costs: dict[tuple[str, int], Cost]) -> None:
+def test_multiply_adds_are_those_counted_on_timms_models(
+    costs: dict[tuple[str, int], Cost],
+) -> None:
     sizes = {name: (224, 448 if name == "m48" else 384) for name in VARIANTS}
-    counted = {(name, size): each for name in sizes for size, each in zip(sizes[name], GMACS[name], strict=True)}
+    counted = {
+        (name, size): each
+        for name in sizes
+        for size, each in zip(sizes[name], GMACS[name], strict=True)
+    }
     assert {key: costs[key].gmacs for key in costs} == pytest.approx(counted, rel=0.005)
 
 
@@ -389,8 +448,12 @@ def test_multiply_adds_are_those_counted_on_timms_models(costs: dict[tuple[str, 
 def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
     costs: dict[tuple[str, int], Cost],
 ) -> None:
-    published = {key: of_model[0].gflops for key, of_model in models().items() if of_model[0].gflops}
-    exact = {key for key, figure in published.items() if round(costs[key].gmacs_published, 1) == figure}
+    published = {
+        key: of_model[0].gflops for key, of_model in models().items() if of_model[0].gflops
+    }
+    exact = {
+        key for key, figure in published.items() if round(costs[key].gmacs_published, 1) == figure
+    }
     assert len(exact) == 16
     assert published.keys() - exact == {("xxs24", 384), ("xxs36", 384), ("s36", 224)}
     assert sum(round(costs[key].gmacs, 1) == figure for key, figure in published.items()) == 4
@@ -399,5 +462,7 @@ def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
 def test_zoo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["zoo"])
     shown = capsys.readouterr().out
-    assert re.search(r"xxs24 +│ +224 │ +11,956,264 │ +2\.523 │ +2\.5 │ +2\.5 │ +77\.6 │ +78\.4", shown)
+    assert re.search(
+        r"xxs24 +│ +224 │ +11,956,264 │ +2\.523 │ +2\.5 │ +2\.5 │ +77\.6 │ +78\.4", shown
+    )
     assert re.search(r"m48 +│ +448 │ +356,460,520 │ .* 86\.5", shown)

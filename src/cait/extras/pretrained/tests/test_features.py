@@ -34,8 +34,23 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
-        how = ["--data.crop_pct=0.8", "--data.interpolation=bilinear", "--data.batch_size=4", "--data.num_workers=0"]
-        main(["fit", *SMALL, "--data.root=photos", "--run_name=own", *how, "--trainer.max_steps=2", "--ema.decay=0.5"])
+        how = [
+            "--data.crop_pct=0.8",
+            "--data.interpolation=bilinear",
+            "--data.batch_size=4",
+            "--data.num_workers=0",
+        ]
+        main(
+            [
+                "fit",
+                *SMALL,
+                "--data.root=photos",
+                "--run_name=own",
+                *how,
+                "--trainer.max_steps=2",
+                "--ema.decay=0.5",
+            ]
+        )
     return place
 
 
@@ -45,7 +60,9 @@ def arrays(path: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_the_file_has_what_the_head_of_a_run_sees(raw: bool, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_has_what_the_head_of_a_run_sees(
+    raw: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = f"own-{raw}.npz"
     main(["features", "own", "--images", "photos", "--output", output, *["--raw"] * raw])
     found = arrays(output)
@@ -67,18 +84,38 @@ def test_the_file_has_what_the_head_of_a_run_sees(raw: bool, here: Path, capsys:
     assert "24 × 32 features of xxs24" in capsys.readouterr().out
 
 
-def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_timm_see_images_as_timm_prepares_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("photos/train/cat/notes.jfif").touch()
-    main(["features", "--name", VIT, "--weights", "vit.pth", "--images", "photos/train", "--output", "new/vit.npz"])
+    main(
+        [
+            "features",
+            "--name",
+            VIT,
+            "--weights",
+            "vit.pth",
+            "--images",
+            "photos/train",
+            "--output",
+            "new/vit.npz",
+        ]
+    )
     assert "cat/notes.jfif" in capsys.readouterr().err
     found = arrays("new/vit.npz")
     network = timm.create_model("test_vit", num_classes=7).eval()
     network.load_state_dict(torch.load("vit.pth"))
     timms = create_transform(**timm.data.resolve_model_data_config(network), is_training=False)
     rows = [index for index, name in enumerate(found["names"]) if name.endswith((".png", ".JPEG"))]
-    opaque = [index for index in rows if Image.open(Path("photos/train", found["names"][index])).mode == "RGB"]
+    opaque = [
+        index
+        for index in rows
+        if Image.open(Path("photos/train", found["names"][index])).mode == "RGB"
+    ]
     assert len(opaque) == 3
-    batch = torch.stack([timms(Image.open(Path("photos/train", found["names"][index]))) for index in opaque])
+    batch = torch.stack(
+        [timms(Image.open(Path("photos/train", found["names"][index]))) for index in opaque]
+    )
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(batch), pre_logits=True)
     np.testing.assert_allclose(found["features"][opaque], expected, rtol=1e-3, atol=1e-4)
@@ -86,7 +123,9 @@ def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path, capsys: py
     assert found["names"][0] == "cat/0.jpg"
 
 
-def test_a_folder_without_classes_has_labels_of_minus_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_classes_has_labels_of_minus_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["features", "own", "--images", "flat", "--output", "flat.npz"])
     found = arrays("flat.npz")
     assert found["labels"].tolist() == [-1] * 3
@@ -103,7 +142,9 @@ def test_heads_of_other_kinds_have_features_too() -> None:
     headless = timm.create_model("test_resnet", num_classes=0).eval()
     with torch.no_grad():
         expected = headless(pixels)
-    np.testing.assert_allclose(inputs(headless, *classifiers(headless), pixels), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        inputs(headless, *classifiers(headless), pixels), expected, atol=1e-6
+    )
     assert classifiers(nn.Sequential(nn.Conv2d(3, 4, 1))) == []
 
 
@@ -113,11 +154,19 @@ def test_heads_of_other_kinds_have_features_too() -> None:
         (["own", "--images=missing", "--output=a.npz"], "the folder missing does not exist"),
         (["own", "--images=flat", "--output=vit.npz"], "vit.npz exists"),
         (["nobody", "--images=flat", "--output=a.npz"], "nobody"),
-        (["own", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "--weights FILE needs the name"),
-        (["--name=timm/resnet18", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "is of another network"),
+        (
+            ["own", "--weights=vit.pth", "--images=flat", "--output=a.npz"],
+            "--weights FILE needs the name",
+        ),
+        (
+            ["--name=timm/resnet18", "--weights=vit.pth", "--images=flat", "--output=a.npz"],
+            "is of another network",
+        ),
     ],
 )
-def test_errors_are_one_line(arguments: list[str], message: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(
+    arguments: list[str], message: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     Path("vit.npz").touch()
     with pytest.raises(SystemExit) as stop:
         main(["features", *arguments])

@@ -23,9 +23,16 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images.repeat(1, 3, 1, 1), torch.from_numpy(found.target)
 
 
-def trained(module: CaiTModule, batches: list, folder: Path, start: Path | None = None, **settings: int) -> CaiTModule:
+def trained(
+    module: CaiTModule, batches: list, folder: Path, start: Path | None = None, **settings: int
+) -> CaiTModule:
     """Train a module on batches as they are, in this process, perhaps from a checkpoint."""
-    quiet: dict = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    quiet: dict = dict(
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer = Trainer(accelerator="cpu", devices=1, default_root_dir=folder, **quiet, **settings)
     trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=start)
     return module
@@ -36,7 +43,9 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
     fields = dict(embed_dim=32, depth=1, num_heads=2, patch_size=4, global_pool="avg")
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", img_size=8, num_classes=7, **fields).eval()
-    for weight in network.parameters():  # timm draws them so small that all images have nearly the same features
+    for weight in (
+        network.parameters()
+    ):  # timm draws them so small that all images have nearly the same features
         if weight.ndim > 1:
             nn.init.normal_(weight, std=0.1)
     torch.save(network.state_dict(), tmp_path / "vit.pth")
@@ -44,7 +53,9 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
     few, decay = 400, 0.03
     with torch.no_grad():
         features = network.forward_head(network.forward_features(images), pre_logits=True).numpy()
-    oracle = LogisticRegression(C=1 / (few * decay), max_iter=5000, tol=1e-8).fit(features[:few], labels[:few])
+    oracle = LogisticRegression(C=1 / (few * decay), max_iter=5000, tol=1e-8).fit(
+        features[:few], labels[:few]
+    )
     module = CaiTModule(
         name="timm/vit_tiny_patch16_224", img_size=8, num_classes=10, fields=fields, drop_path_rate=0.5,
         weights=str(tmp_path / "vit.pth"), freeze=True, optimizer="torch.optim:Adam", weight_decay=decay,
@@ -58,7 +69,11 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
     assert score == pytest.approx(expected, abs=0.5)
     assert expected > 60
     weights = module.model.state_dict()
-    assert all(torch.equal(weights[key], value) for key, value in network.state_dict().items() if "head" not in key)
+    assert all(
+        torch.equal(weights[key], value)
+        for key, value in network.state_dict().items()
+        if "head" not in key
+    )
 
 
 class Normed(nn.Module):
@@ -66,7 +81,9 @@ class Normed(nn.Module):
 
     def __init__(self, img_size: int, num_classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3 * img_size**2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(3 * img_size**2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+        )
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(8, num_classes)
 
@@ -79,12 +96,19 @@ def test_frozen_parts_compute_as_in_evaluation_whatever_others_do(tmp_path: Path
     images, labels = digits()
     seen: list[tuple[bool, ...]] = []
     module = CaiTModule(
-        name=f"{__name__}:Normed", img_size=8, num_classes=10, freeze=True, warmup_epochs=0, lr_base_size=None
+        name=f"{__name__}:Normed",
+        img_size=8,
+        num_classes=10,
+        freeze=True,
+        warmup_epochs=0,
+        lr_base_size=None,
     )
     network = module.model
 
     def look(*_: object) -> None:
-        seen.append(tuple(each.training for each in (network, network.head, network.body, network.drop)))
+        seen.append(
+            tuple(each.training for each in (network, network.head, network.body, network.drop))
+        )
 
     def disturb(*_: object) -> None:
         network.train()
@@ -94,7 +118,9 @@ def test_frozen_parts_compute_as_in_evaluation_whatever_others_do(tmp_path: Path
     before = {name: value.clone() for name, value in network.state_dict().items()}
     trained(module, [(images[:8], labels[:8])] * 3, tmp_path, max_epochs=1)
     assert seen[-3:] == [(True, True, False, False)] * 3
-    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    moved = {
+        name for name, value in network.state_dict().items() if not torch.equal(value, before[name])
+    }
     assert moved == {"head.weight", "head.bias"}
     optimizer = module.trainer.optimizers[0]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
@@ -108,7 +134,12 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
     def module() -> CaiTModule:
         torch.manual_seed(0)
         settings: dict = dict(
-            name="timm/test_efficientnet", img_size=32, num_classes=10, lr=0.01, min_lr=0.01, drop_path_rate=0
+            name="timm/test_efficientnet",
+            img_size=32,
+            num_classes=10,
+            lr=0.01,
+            min_lr=0.01,
+            drop_path_rate=0,
         )
         made = CaiTModule(**settings, freeze_norm=True, lr_base_size=None, warmup_epochs=0)
         for value in made.model.buffers():
@@ -122,7 +153,9 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
         expected = first.model.eval()(images)
     first.model.train()
     seen: list = []
-    hook = first.model.register_forward_hook(lambda *given: seen.append((given[0].training, given[-1].detach())))
+    hook = first.model.register_forward_hook(
+        lambda *given: seen.append((given[0].training, given[-1].detach()))
+    )
     trained(first, [(images, labels)] * 2, tmp_path, max_epochs=2)
     hook.remove()
     assert seen[0][0]
@@ -133,14 +166,22 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
     assert {name for name in before if torch.equal(before[name], after[name])} == statistics
     trainer = trained(module(), [(images, labels)] * 2, tmp_path, max_epochs=1).trainer
     trainer.save_checkpoint(tmp_path / "half.ckpt")
-    second = trained(module(), [(images, labels)] * 2, tmp_path, tmp_path / "half.ckpt", max_epochs=2)
+    second = trained(
+        module(), [(images, labels)] * 2, tmp_path, tmp_path / "half.ckpt", max_epochs=2
+    )
     assert all(torch.equal(value, after[name]) for name, value in second.model.state_dict().items())
 
 
 def test_a_share_of_the_layers_stays_and_the_rest_trains(tmp_path: Path) -> None:
     """Of 17 layers of timm's, a stem, 16 blocks and a head, a third are the stem and the blocks of three stages."""
     images = torch.randn(4, 3, 32, 32)
-    how: dict = dict(name="timm/tf_efficientnet_lite0", img_size=32, num_classes=5, lr_base_size=None, warmup_epochs=0)
+    how: dict = dict(
+        name="timm/tf_efficientnet_lite0",
+        img_size=32,
+        num_classes=5,
+        lr_base_size=None,
+        warmup_epochs=0,
+    )
     module = CaiTModule(**how, lr=0.01, drop_path_rate=0.5, freeze=0.33)
     before = {name: value.clone() for name, value in module.model.state_dict().items()}
     training: list[bool] = []
@@ -152,7 +193,9 @@ def test_a_share_of_the_layers_stays_and_the_rest_trains(tmp_path: Path) -> None
     after = module.model.state_dict()
     stayed = {name for name in after if torch.equal(before[name], after[name])}
     assert stayed == {
-        name for name in after if name.startswith(("conv_stem", "bn1", "blocks.0", "blocks.1", "blocks.2"))
+        name
+        for name in after
+        if name.startswith(("conv_stem", "bn1", "blocks.0", "blocks.1", "blocks.2"))
     }
 
 
@@ -163,12 +206,22 @@ class Grouped(Normed):
 
 def test_the_layers_of_an_own_network_are_told_apart_as_for_layer_decay() -> None:
     network = Grouped(8, 10)
-    assert lower_keys(network, 0.5) == {name for name, _ in network.named_parameters() if name.startswith("body")}
+    assert lower_keys(network, 0.5) == {
+        name for name, _ in network.named_parameters() if name.startswith("body")
+    }
 
 
-def test_statistics_that_stay_are_not_counted_twice_where_activations_are_computed_again(tmp_path: Path) -> None:
+def test_statistics_that_stay_are_not_counted_twice_where_activations_are_computed_again(
+    tmp_path: Path,
+) -> None:
     images = torch.randn(4, 3, 32, 32)
-    how: dict = dict(name="timm/test_efficientnet", img_size=32, num_classes=5, lr_base_size=None, warmup_epochs=0)
+    how: dict = dict(
+        name="timm/test_efficientnet",
+        img_size=32,
+        num_classes=5,
+        lr_base_size=None,
+        warmup_epochs=0,
+    )
     module = CaiTModule(**how, drop_path_rate=0, freeze_norm=True, grad_checkpointing=True)
     before = {name: value.clone() for name, value in module.model.named_buffers()}
     trained(module, [(images, torch.arange(4))], tmp_path, max_epochs=1)
@@ -179,8 +232,14 @@ def test_statistics_that_stay_are_not_counted_twice_where_activations_are_comput
     ("settings", "words"),
     [
         ({"freeze": 1.5}, "freeze must be true, false, or a share of the layers below 1, got 1.5"),
-        ({"freeze": 0.5, "name": f"{__name__}:Normed"}, "names no layers, which model.freeze 0.5 needs"),
-        ({"layer_decay": 0.5, "name": f"{__name__}:Normed"}, "Normed names no layers, which layer_decay needs"),
+        (
+            {"freeze": 0.5, "name": f"{__name__}:Normed"},
+            "names no layers, which model.freeze 0.5 needs",
+        ),
+        (
+            {"layer_decay": 0.5, "name": f"{__name__}:Normed"},
+            "Normed names no layers, which layer_decay needs",
+        ),
     ],
 )
 def test_shares_that_cannot_be_held_are_refused(settings: dict, words: str, tmp_path: Path) -> None:

@@ -27,11 +27,15 @@ def test_the_head_sees_the_mean_of_each_stage_and_what_it_saw_before(entry: str)
     network = create_model(f"timm/{entry}", 160, 5, intermediates=True).eval()
     of_timm, seen = timm.create_model(entry, num_classes=5).eval(), list[torch.Tensor]()
     state, own = network.state_dict(), of_timm.state_dict()
-    of_timm.load_state_dict({key: own[key] if own[key].shape != state[key].shape else state[key] for key in own})
+    of_timm.load_state_dict(
+        {key: own[key] if own[key].shape != state[key].shape else state[key] for key in own}
+    )
     for part in STAGES[entry]:
         of_timm.get_submodule(part).register_forward_hook(lambda *given: seen.append(given[-1]))
     with torch.inference_mode():
-        before = of_timm.forward_head(of_timm.forward_features(images := torch.randn(2, 3, 160, 160)), pre_logits=True)
+        before = of_timm.forward_head(
+            of_timm.forward_features(images := torch.randn(2, 3, 160, 160)), pre_logits=True
+        )
         means = [part[:, 1:].mean(1) if part.ndim == 3 else part.mean((2, 3)) for part in seen]
         expected = torch.cat([*means, before], dim=1)
         head, logits = network.get_classifier(), network(images)
@@ -48,13 +52,20 @@ def test_weights_of_a_usual_head_leave_it_new_whatever_their_classes(tmp_path: P
     assert HEAD_ANEW in (notes := load_weights(network, tmp_path / "net.pth"))
     assert "pos_embed fitted by timm" in notes
     assert torch.equal(network.state_dict()["norm.weight"], of_timm.state_dict()["norm.weight"])
-    assert create_model("timm/test_vit", 160, 5, intermediates=False).head.in_features == of_timm.head.in_features
+    assert (
+        create_model("timm/test_vit", 160, 5, intermediates=False).head.in_features
+        == of_timm.head.in_features
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("timm/deit_tiny_distilled_patch16_224", True, "VisionTransformerDistilled does not end in one linear layer"),
+        (
+            "timm/deit_tiny_distilled_patch16_224",
+            True,
+            "VisionTransformerDistilled does not end in one linear layer",
+        ),
         ("timm/test_vit", "yes", "intermediates must be true or false, got 'yes'"),
         ("networks:ConvHead", True, "unexpected keyword argument 'intermediates'"),
     ],

@@ -26,7 +26,9 @@ def logits(found: Head, features: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_head_is_scikit_learns(drawn: tuple[torch.Tensor, torch.Tensor], weighted: bool) -> None:
+def test_the_head_is_scikit_learns(
+    drawn: tuple[torch.Tensor, torch.Tensor], weighted: bool
+) -> None:
     features, labels = drawn
     weights = torch.tensor([1.0, 2.0, 5.0, 1.0])[labels] if weighted else None
     found = solve(features, labels, CLASSES, weights)
@@ -37,16 +39,27 @@ def test_the_head_is_scikit_learns(drawn: tuple[torch.Tensor, torch.Tensor], wei
     assert np.abs(ours - oracle.predict_proba(rows)).max() < 0.01
 
 
-def test_several_labels_are_solved_one_against_the_rest(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_several_labels_are_solved_one_against_the_rest(
+    drawn: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     features, labels = drawn
     several = torch.stack([labels < 2, labels % 2 == 0], dim=1)
     found = solve(features, several.float(), 2)
     rows = StandardScaler().fit_transform(features.double())
-    oracle = OneVsRestClassifier(LogisticRegression(C=found.strength, tol=1e-8, max_iter=2000)).fit(rows, several)
-    assert np.abs(torch.from_numpy(logits(found, features)).sigmoid().numpy() - oracle.predict_proba(rows)).max() < 0.01
+    oracle = OneVsRestClassifier(LogisticRegression(C=found.strength, tol=1e-8, max_iter=2000)).fit(
+        rows, several
+    )
+    assert (
+        np.abs(
+            torch.from_numpy(logits(found, features)).sigmoid().numpy() - oracle.predict_proba(rows)
+        ).max()
+        < 0.01
+    )
 
 
-def test_the_strength_suits_rows_that_were_held_out(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_the_strength_suits_rows_that_were_held_out(
+    drawn: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     features, labels = drawn
     noise = torch.randint(CLASSES, labels.shape, generator=torch.Generator().manual_seed(1))
     assert solve(features, noise, CLASSES).strength < solve(features, labels, CLASSES).strength
@@ -59,7 +72,9 @@ def test_of_each_class_one_of_five_is_held_out_and_never_the_last() -> None:
 
 
 def test_classes_of_one_image_and_of_none_are_solved() -> None:
-    features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]])  # the second value tells nothing
+    features = torch.tensor(
+        [[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]]
+    )  # the second value tells nothing
     found = solve(features, torch.tensor([0, 0, 0, 1]), 3)
     assert found.strength == USUAL
     assert torch.isfinite(found.weight).all()

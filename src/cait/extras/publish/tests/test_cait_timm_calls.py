@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from cait import create_model
 from cait.errors import UserError
 
-SIZES: dict[str, Any] = dict(img_size=16, num_classes=7, embed_dim=16, depth=4, num_heads=2, patch_size=4)
+SIZES: dict[str, Any] = dict(
+    img_size=16, num_classes=7, embed_dim=16, depth=4, num_heads=2, patch_size=4
+)
 IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
 def both() -> tuple[Any, Any]:
     """Our network and timm's, with the same weights."""
-    ours, theirs = random_network(**SIZES).eval(), timm.create_model("cait_xxs24_224", **SIZES).eval()
+    ours, theirs = (
+        random_network(**SIZES).eval(),
+        timm.create_model("cait_xxs24_224", **SIZES).eval(),
+    )
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 
@@ -69,14 +74,23 @@ def test_intermediates_are_timms(both: tuple[Any, Any], arguments: dict[str, Any
 @torch.no_grad()
 def test_timms_feature_extractor_takes_it(both: tuple[Any, Any]) -> None:
     assert both[0].feature_info == both[1].feature_info
-    for name in ("num_features", "embed_dim", "head_hidden_size", "num_prefix_tokens", "num_classes", "global_pool"):
+    for name in (
+        "num_features",
+        "embed_dim",
+        "head_hidden_size",
+        "num_prefix_tokens",
+        "num_classes",
+        "global_pool",
+    ):
         assert getattr(both[0], name) == getattr(both[1], name)
     for indices, prune in (((1, 3), False), ((0, 2), True)):
         ours, theirs = (FeatureGetterNet(model, out_indices=indices, prune=prune) for model in both)
         assert ours.feature_info.channels() == theirs.feature_info.channels() == [16, 16]
         same(ours(IMAGES), theirs(IMAGES))
     assert [len(model.blocks) for model in both] == [3, 3]
-    assert not any(name.startswith(("blocks_token_only", "norm", "head")) for name in both[0].state_dict())
+    assert not any(
+        name.startswith(("blocks_token_only", "norm", "head")) for name in both[0].state_dict()
+    )
 
 
 def test_activations_are_computed_again_with_the_same_gradients() -> None:
@@ -84,7 +98,9 @@ def test_activations_are_computed_again_with_the_same_gradients() -> None:
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         model.zero_grad()
-        torch.cat(model.forward_intermediates(IMAGES, intermediates_only=True)).square().sum().backward()
+        torch.cat(
+            model.forward_intermediates(IMAGES, intermediates_only=True)
+        ).square().sum().backward()
         found.append([parameter.grad for parameter in model.blocks.parameters()])
     same(*found)
 
@@ -104,7 +120,9 @@ def test_what_does_not_exist_is_refused_and_a_new_head_lies_where_the_network_do
     model.reset_classifier(3)
     assert isinstance(model.head, nn.Linear)
     assert model.head.weight.dtype == torch.float64
-    with pytest.raises(UserError, match="global_pool must be token, avg or '' for all tokens, got 'max'"):
+    with pytest.raises(
+        UserError, match="global_pool must be token, avg or '' for all tokens, got 'max'"
+    ):
         model.reset_classifier(3, "max")
     with pytest.raises(UserError, match="output_fmt must be NCHW or NLC, got 'NHWC'"):
         model.forward_intermediates(IMAGES, output_fmt="NHWC")

@@ -28,9 +28,19 @@ from cait.settings import group, values
 @pytest.fixture(scope="module")
 def scored(place: Path) -> None:
     """A run, scored."""
-    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
-    ended(place, "mine", [*SMALL, *brief, "--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.5"])
-    assert call(place, "eval", "mine", "--data.num_workers=0", "--trainer.devices=1").returncode == 0
+    brief = [
+        "--trainer.max_epochs=1",
+        "--trainer.limit_train_batches=4",
+        "--trainer.limit_val_batches=1",
+    ]
+    ended(
+        place,
+        "mine",
+        [*SMALL, *brief, "--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.5"],
+    )
+    assert (
+        call(place, "eval", "mine", "--data.num_workers=0", "--trainer.devices=1").returncode == 0
+    )
 
 
 pytestmark = pytest.mark.usefixtures("scored", "here")
@@ -46,13 +56,18 @@ def metadata(card: str) -> dict[str, Any]:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_the_card_tells_what_the_run_has_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_tells_what_the_run_has_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["card", "mine", "--license", "apache-2.0"])
     files = capsys.readouterr().out.split()
     assert files == [f"logs/mine/card/{name}" for name in ("README.md", "curves.png")]
     for name in files[1:]:
         Image.open(name).verify()
-    found, card = json.loads(Path("logs/mine/evaluation.json").read_text()), Path(files[0]).read_text()
+    found, card = (
+        json.loads(Path("logs/mine/evaluation.json").read_text()),
+        Path(files[0]).read_text(),
+    )
     about = metadata(card)
     assert (about["library_name"], about["license"]) == ("timm", "apache-2.0")
     (result,) = huggingface_hub.ModelCard(card).data.eval_results  # the Hub's own reader
@@ -69,7 +84,9 @@ def test_the_card_tells_what_the_run_has_written(here: Path, capsys: pytest.Capt
     assert str(here) not in card  # nothing of this machine
 
     main(["card", "mine", "--raw"])
-    assert f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in Path(files[0]).read_text()
+    assert (
+        f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in Path(files[0]).read_text()
+    )
 
 
 SCORES = {"acc1": 50.0, "images": 8, "per_class": {"a": 25.0, "b": 75.0}}
@@ -102,7 +119,10 @@ def rendered(
             "In place of `transform` take that of the data module that trained it: no file here holds it.",
         ),
         ({"is_timms": False}, 'model = cait.load("own")  # the folder of the run'),
-        ({"scores": {"mAP": 0.5}}, "An image has every class whose probability is above 0.5, or none of them."),
+        (
+            {"scores": {"mAP": 0.5}},
+            "An image has every class whose probability is above 0.5, or none of them.",
+        ),
     ],
 )
 def test_the_card_says_what_a_reader_needs(given: dict[str, Any], line: str) -> None:
@@ -117,25 +137,39 @@ def test_the_card_says_what_a_reader_needs(given: dict[str, Any], line: str) -> 
         (Reading(background="#20a0ff", shrink=20, in_chans=1), {"in_chans": 1}),
     ],
 )
-def test_the_code_of_the_card_reads_images_as_the_run_does(reading: Reading, fields: Any, tmp_path: Path) -> None:
+def test_the_code_of_the_card_reads_images_as_the_run_does(
+    reading: Reading, fields: Any, tmp_path: Path
+) -> None:
     code = re.search(r"```python\n(.*?)```", rendered(fields=fields, **values(reading)), re.S)[1]
-    imports, reads = re.search(r"(import.*?)\n\n.*?(image = Image.open.*?)with torch", code, re.S).groups()
+    imports, reads = re.search(
+        r"(import.*?)\n\n.*?(image = Image.open.*?)with torch", code, re.S
+    ).groups()
     rng = np.random.default_rng(0)
     gray, colors = (rng.integers(0, 256, (50, 90, *more), dtype=np.uint8) for more in ([], [4]))
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    images = [Image.fromarray(colors, "RGBA"), Image.fromarray(colors[..., :2], "LA"), Image.fromarray(gray)]
+    images = [
+        Image.fromarray(colors, "RGBA"),
+        Image.fromarray(colors[..., :2], "LA"),
+        Image.fromarray(gray),
+    ]
     images += [Image.fromarray(gray.astype(np.uint16) * 257), Image.fromarray(gray).convert("P")]
     for number, image in enumerate(images):
         options = {"transparency": 7} if image.mode == "P" else {}
         image.save(tmp_path / f"{number}.png", exif=exif, **options)
     Image.fromarray(colors, "CMYK").save(tmp_path / "cmyk.jpg", exif=exif)
     for file in tmp_path.iterdir():
-        exec(imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]())
-        assert np.array_equal(seen["image"].convert("RGB"), load_image(file, reading=reading)), file.name
+        exec(
+            imports + "\n" + reads.replace('"image.jpg"', repr(str(file))), seen := dict[str, Any]()
+        )
+        assert np.array_equal(seen["image"].convert("RGB"), load_image(file, reading=reading)), (
+            file.name
+        )
 
 
-def test_the_code_of_the_card_reads_planes_as_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_card_reads_planes_as_the_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planes = np.random.default_rng(0).random((5, 30, 24), np.float32)
     planes[1, 3:6, 4:9] = np.nan
     np.save(tmp_path / "x.npy", planes)
@@ -143,7 +177,9 @@ def test_the_code_of_the_card_reads_planes_as_the_run_does(tmp_path: Path, monke
     (tmp_path / "own_reader.py").write_text(f"{read}[reading.reader_args['bands']]")
     monkeypatch.syspath_prepend(tmp_path)
     reading = dict(in_chans=5, reader="own_reader:read", reader_args={"bands": [0, 1, 2, 4, 3]})
-    how = dict(img_size=16, mean=[0.1, 0.2, 0.3, 0.4, 0.5], std=[0.5, 0.4, 0.3, 0.2, 0.1], crop_pct=0.9)
+    how = dict(
+        img_size=16, mean=[0.1, 0.2, 0.3, 0.4, 0.5], std=[0.5, 0.4, 0.3, 0.2, 0.1], crop_pct=0.9
+    )
     prepared = group(Planes, reading | how)
     card = rendered(fields={"in_chans": 5}, **values(prepared))
     code = re.search(r"```python\n(.*?)with torch", card, re.S)[1]
@@ -161,21 +197,34 @@ def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
     told = "a\n# b\x1b[31m| http://c www.d is better"
     table = Results("Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], told)
     card = rendered(table)
-    assert "### Baselines\n\n|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |\n" in card
+    assert (
+        "### Baselines\n\n|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |\n"
+        in card
+    )
     assert "\na \\# b\\[31m\\| http\\://c www\\.d is better.\n" in card
     assert "2 classes: a\\` \\<b\\> for images" in card
 
 
-def test_what_goes_to_the_hub_is_what_timm_loads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_to_the_hub_is_what_timm_loads(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["card", "mine", "me/digits"])
-    files = [f"logs/mine/card/{name}" for name in ("README.md", "config.json", "curves.png", "model.safetensors")]
-    assert capsys.readouterr().out.splitlines() == [*files, "next: hf upload me/digits logs/mine/card"]
+    files = [
+        f"logs/mine/card/{name}"
+        for name in ("README.md", "config.json", "curves.png", "model.safetensors")
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        *files,
+        "next: hf upload me/digits logs/mine/card",
+    ]
 
     # The card's own example, on these files.
     example = re.search(r"```python\n(.*?)```", Path(files[0]).read_text(), re.S)[1]
     assert "hf_hub:me/digits" in example
     image = next((here / "data/digits/val/3").iterdir())
-    example = example.replace("hf_hub:me/digits", "local-dir:logs/mine/card").replace("image.jpg", str(image))
+    example = example.replace("hf_hub:me/digits", "local-dir:logs/mine/card").replace(
+        "image.jpg", str(image)
+    )
     exec(example, {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 5
@@ -185,7 +234,9 @@ def test_what_goes_to_the_hub_is_what_timm_loads(here: Path, capsys: pytest.Capt
     assert torch.equal(loaded["head.weight"], average["head.weight"])
 
     Path("logs/mine/card/samples.md").touch()
-    main(["card", "mine"])  # no weights stay beside a card that may be of others; a user's own files do
+    main(
+        ["card", "mine"]
+    )  # no weights stay beside a card that may be of others; a user's own files do
     assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 

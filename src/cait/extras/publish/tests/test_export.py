@@ -33,8 +33,12 @@ from cait.train.metrics import OneClass
 
 UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
-needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO is a package of its own")
-needs_onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="ONNX needs packages of its own")
+needs_openvino = pytest.mark.skipif(
+    find_spec("openvino") is None, reason="OpenVINO is a package of its own"
+)
+needs_onnx = pytest.mark.skipif(
+    find_spec("onnxruntime") is None, reason="ONNX needs packages of its own"
+)
 
 
 def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -60,7 +64,9 @@ def told(path: Path, format: str) -> dict[str, Any]:
         cfg = timm.create_model(f"local-dir:{path}").pretrained_cfg
         assert CustomDatasetInfo(cfg["label_names"]).index_to_label_name(1) == "class 1"
         data = resolve_model_data_config(timm.create_model(f"local-dir:{path}"))
-        prepared = {key: list(data[key]) if key in ("mean", "std") else data[key] for key in PREPARED}
+        prepared = {
+            key: list(data[key]) if key in ("mean", "std") else data[key] for key in PREPARED
+        }
         return {"class_names": cfg["label_names"], "img_size": data["input_size"][-1], **prepared}
     if format == "torch_export":
         files = {"metadata.json": ""}
@@ -70,11 +76,16 @@ def told(path: Path, format: str) -> dict[str, Any]:
         import openvino
 
         info = openvino.Core().read_model(path).get_rt_info("metadata").value
-        return {key: value if key == "interpolation" else json.loads(value) for key, value in info.items()}
+        return {
+            key: value if key == "interpolation" else json.loads(value)
+            for key, value in info.items()
+        }
     import onnxruntime
 
     props = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
-    return {key: value if key == "interpolation" else json.loads(value) for key, value in props.items()}
+    return {
+        key: value if key == "interpolation" else json.loads(value) for key, value in props.items()
+    }
 
 
 @needs_cait
@@ -85,19 +96,30 @@ def told(path: Path, format: str) -> dict[str, Any]:
         pytest.param("torch_export", UNLIKE_TIMM, marks=[needs_ablations, pytest.mark.slow]),
         pytest.param("onnx", UNLIKE_TIMM, marks=[needs_onnx, needs_ablations]),
         pytest.param("openvino", DIGITS, marks=[needs_openvino, pytest.mark.slow]),
-        pytest.param("openvino", UNLIKE_TIMM, marks=[needs_openvino, needs_ablations, pytest.mark.slow]),
+        pytest.param(
+            "openvino", UNLIKE_TIMM, marks=[needs_openvino, needs_ablations, pytest.mark.slow]
+        ),
         *slow(("timm", {}), ("torch_export", {})),
         pytest.param("onnx", {}, marks=[needs_onnx, pytest.mark.slow]),
     ],
 )
-def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_the_reading_library_gives_the_networks_logits(
+    format: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
     model = random_network(**fields)
     path = tmp_path / "sub" / exporting.FILES[format]
     names = [f"class {index}" for index in range(model.config.num_classes)]
     files, _ = export(model, path, format, PREPARED, class_names=names)
-    assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
+    assert told(path, format) == {
+        "class_names": names,
+        "img_size": model.config.img_size,
+        **PREPARED,
+    }
     assert model.training
-    expected = {"timm": ["timm/config.json", "timm/model.safetensors"], "openvino": ["model.bin", "model.xml"]}
+    expected = {
+        "timm": ["timm/config.json", "timm/model.safetensors"],
+        "openvino": ["model.bin", "model.xml"],
+    }
     assert files == [path.parent / file for file in expected.get(format, [path.name])]
     assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == files  # and nothing beside them
     theirs = read(path, format)
@@ -136,10 +158,19 @@ def test_a_run_is_taken_out_raw_and_averaged(
 ) -> None:
     pictures = ["--data.mean=[0.5,0.5,0.4]", "--data.std=[0.3,0.2,0.2]", "--data.crop_pct=0.9"]
     # 22 steps an epoch: the best checkpoint is of the first, the last of 25 steps.
-    run = ["--trainer.max_steps=25", "--ema.decay=0.9", "--run_name=a", "--model.drop_path_rate=0.2"]
+    run = [
+        "--trainer.max_steps=25",
+        "--ema.decay=0.9",
+        "--run_name=a",
+        "--model.drop_path_rate=0.2",
+    ]
     main(["fit", *SMALL, *pictures, *run, "--data.interpolation=bilinear"])
     best = torch.load("logs/a/checkpoints/best.ckpt", weights_only=True)
-    raw = {key.removeprefix("model."): value for key, value in best["state_dict"].items() if key.startswith("model.")}
+    raw = {
+        key.removeprefix("model."): value
+        for key, value in best["state_dict"].items()
+        if key.startswith("model.")
+    }
     averaged = best["callbacks"]["EMA"]
     assert best["global_step"] == 22
 
@@ -150,7 +181,9 @@ def test_a_run_is_taken_out_raw_and_averaged(
     assert line.startswith("read back, the logits differ by ")
     assert 0 <= float(line.split()[6]) <= 1e-5
 
-    shutil.copy("logs/a/checkpoints/best.ckpt", "alone.ckpt")  # which says itself how images are prepared
+    shutil.copy(
+        "logs/a/checkpoints/best.ckpt", "alone.ckpt"
+    )  # which says itself how images are prepared
     for arguments, file in [
         (["a", "--raw"], "logs/a/export/raw/timm/model.safetensors"),
         (["a", "--ema"], "logs/a/export/ema/timm/model.safetensors"),
@@ -170,20 +203,38 @@ def test_a_run_is_taken_out_raw_and_averaged(
     assert not torch.equal(raw["head.weight"], averaged["head.weight"])
     data = resolve_model_data_config(plain)
     assert [*data["mean"], *data["std"]] == [0.5, 0.5, 0.4, 0.3, 0.2, 0.2]
-    assert (data["crop_pct"], data["interpolation"], data["input_size"]) == (0.9, "bilinear", (3, 16, 16))
+    assert (data["crop_pct"], data["interpolation"], data["input_size"]) == (
+        0.9,
+        "bilinear",
+        (3, 16, 16),
+    )
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         expected = plain.eval()(images)
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
 
     loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
-    monkeypatch.setattr(Preprocessing, "train_transform", None)  # images that calibrate are not augmented
-    assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [360, 128]
+    monkeypatch.setattr(
+        Preprocessing, "train_transform", None
+    )  # images that calibrate are not augmented
+    assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [
+        360,
+        128,
+    ]
     with monkeypatch.context() as patch:
-        patch.setattr(dataset, "load_image", lambda *_: (_ for _ in ()).throw(UnreadableImageError("no image")))
-        assert all((labels == dataset.NO_LABEL).all() for _, labels in eight_bits.images_of(loaded)[0])
+        patch.setattr(
+            dataset,
+            "load_image",
+            lambda *_: (_ for _ in ()).throw(UnreadableImageError("no image")),
+        )
+        assert all(
+            (labels == dataset.NO_LABEL).all() for _, labels in eight_bits.images_of(loaded)[0]
+        )
     monkeypatch.setattr(exporting, "NEEDS", {"onnx": []})
-    for run, several, why in (("alone.ckpt", False, "takes the images of a run"), ("a", True, "one class per image")):
+    for run, several, why in (
+        ("alone.ckpt", False, "takes the images of a run"),
+        ("a", True, "one class per image"),
+    ):
         monkeypatch.setattr(OneClass, "several", several)
         with pytest.raises(SystemExit):
             main(["export", run, "--format=onnx", "--int8"])
@@ -205,7 +256,9 @@ def test_a_run_is_taken_out_raw_and_averaged(
             "xxs24",
             dict(TINY, qkv_bias=False, mlp_ratio=2.5, depth_token_only=3, in_chans=1),
             "cait_xxs24_224",
-            dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, qkv_bias=False, depth_token_only=3)
+            dict(
+                embed_dim=16, depth=1, num_heads=2, patch_size=4, qkv_bias=False, depth_token_only=3
+            )
             | dict(mlp_ratio=2.5, mlp_ratio_token_only=2.5),
         ),
     ],
@@ -217,16 +270,29 @@ def test_timm_builds_every_variant_from_its_config(
     export(model, tmp_path / "out", "timm")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     size, channels = model.config.img_size, model.config.in_chans
-    always = dict(img_size=[size, size], in_chans=channels, num_classes=model.config.num_classes, global_pool="token")
+    always = dict(
+        img_size=[size, size],
+        in_chans=channels,
+        num_classes=model.config.num_classes,
+        global_pool="token",
+    )
     assert config["architecture"] == entry
     assert config["model_args"] == always | differing
     told = config["pretrained_cfg"]
     assert told["input_size"] == [channels, size, size]
-    assert (told["fixed_input_size"], told["first_conv"], told["classifier"]) == (True, "patch_embed.proj", "head")
-    assert told.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})  # the weights are not those that timm has
+    assert (told["fixed_input_size"], told["first_conv"], told["classifier"]) == (
+        True,
+        "patch_embed.proj",
+        "head",
+    )
+    assert told.keys().isdisjoint(
+        {"tag", "license", "url", "hf_hub_id"}
+    )  # the weights are not those that timm has
     with torch.device("meta"):
         theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}").eval()
-    theirs.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True, assign=True)
+    theirs.load_state_dict(
+        load_file(tmp_path / "out" / "model.safetensors"), strict=True, assign=True
+    )
     images = torch.randn(2, channels, size, size)
     with torch.no_grad():
         expected = model.eval()(images)
@@ -236,14 +302,21 @@ def test_timm_builds_every_variant_from_its_config(
 
 def test_padding_travels_and_the_files_are_for_the_same_readers(tmp_path: Path) -> None:
     export(random_network(**TINY), tmp_path / "out", "timm", dict(fit="pad"), (3, 8, 8))
-    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["crop_mode"] == "border"
+    assert (
+        resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["crop_mode"]
+        == "border"
+    )
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert len(modes) == 1
 
 
-def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: list[Image.Image]) -> None:
+def test_timm_prepares_grey_images_as_the_run_did(
+    tmp_path: Path, photographs: list[Image.Image]
+) -> None:
     data = cait.ImageNetDataModule(img_size=8, crop_pct=0.9, in_chans=1)
-    export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", data.preprocessing, (1, 8, 8))
+    export(
+        random_network(**TINY, in_chans=1), tmp_path / "out", "timm", data.preprocessing, (1, 8, 8)
+    )
     told = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
     assert told["input_size"] == (1, 8, 8)
     theirs = create_transform(**told)(photographs[0].convert("L"))
@@ -251,7 +324,9 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
     assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 
-def test_the_file_says_nothing_of_a_transform_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_file_says_nothing_of_a_transform_of_ones_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Own(cait.ImageNetDataModule):
         make_eval_transform = None  # type: ignore[assignment]
 
@@ -259,15 +334,25 @@ def test_the_file_says_nothing_of_a_transform_of_ones_own(tmp_path: Path, capfd:
     module = Namespace(hparams=dict(img_size=8, fields=dict(in_chans=4)), class_names=None)
     loaded: Any = Namespace(data=data, module=module, task=OneClass(5), network=network)
     exporting.write(loaded, "timm", tmp_path / "out")
-    assert "the file does not say how images are prepared: Own has a transform of its own" in capfd.readouterr().err
-    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))["input_size"] == (4, 8, 8)
+    assert (
+        "the file does not say how images are prepared: Own has a transform of its own"
+        in capfd.readouterr().err
+    )
+    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))[
+        "input_size"
+    ] == (4, 8, 8)
     state = {"preprocessing": None, "depends_on": {"class of the data module": "Own"}}
     data.check_prepares(state)
-    with pytest.raises(UserError, match="prepares images by its own Own: take the script that has it"):
+    with pytest.raises(
+        UserError, match="prepares images by its own Own: take the script that has it"
+    ):
         cait.ImageNetDataModule().check_prepares(state)
 
 
-PARTS, LOGITS = "this network has other parts than timm's CaiT", "read back from timm, a logit differs by"
+PARTS, LOGITS = (
+    "this network has other parts than timm's CaiT",
+    "read back from timm, a logit differs by",
+)
 
 
 @needs_ablations
@@ -294,7 +379,9 @@ def test_what_timm_cannot_be_is_refused(fields: dict, words: str, tmp_path: Path
 def test_the_file_does_not_depend_on_the_memory_format(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = network.create_model("timm/test_efficientnet", 32, 7)
-    usual = network.create_model("timm/test_efficientnet", 32, 7).to(memory_format=torch.contiguous_format)
+    usual = network.create_model("timm/test_efficientnet", 32, 7).to(
+        memory_format=torch.contiguous_format
+    )
     usual.load_state_dict(model.state_dict())
     for net, name in ((model, "a.onnx"), (usual, "b.onnx")):
         export(net, tmp_path / name, "onnx", input_shape=(3, 32, 32))
@@ -327,7 +414,9 @@ def test_a_network_may_have_further_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("format", "group"), [("onnx", "export"), ("openvino", "openvino")])
-def test_a_missing_package_is_named(format: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(
+    format: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     hint = rf"\.venv/bin/pip install --editable '\.\[{group}\]'"
     with pytest.raises(UserError, match=f"{format} needs more packages: {hint}"):
@@ -341,12 +430,18 @@ def test_eight_bits_are_for_two_formats() -> None:
 
 @pytest.mark.parametrize(
     "format",
-    [pytest.param("onnx", marks=needs_onnx), pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow])],
+    [
+        pytest.param("onnx", marks=needs_onnx),
+        pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow]),
+    ],
 )
 def test_eight_bits_are_near_the_network(format: str, tmp_path: Path) -> None:
     model = random_network(**TINY).eval()
     images = [torch.randn(8, 3, 8, 8) for _ in range(4)]
-    path, output = tmp_path / exporting.FILES[format], tmp_path / f"small{Path(exporting.FILES[format]).suffix}"
+    path, output = (
+        tmp_path / exporting.FILES[format],
+        tmp_path / f"small{Path(exporting.FILES[format]).suffix}",
+    )
     export(model, path, format, input_shape=(3, 8, 8))
     quantize, reader = eight_bits.FORMATS[format]
     quantize(path, output, images)

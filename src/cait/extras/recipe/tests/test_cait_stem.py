@@ -18,9 +18,13 @@ from cait.model.weights import load_weights
 SHALLOW: dict = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
 
 
-def with_stem(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object) -> CaiT:
+def with_stem(
+    img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object
+) -> CaiT:
     torch.manual_seed(0)
-    return cait.create_model("xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **(SHALLOW | fields))
+    return cait.create_model(
+        "xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **(SHALLOW | fields)
+    )
 
 
 @pytest.mark.parametrize(("img_size", "patch_size"), [(16, 4), (28, 14), (20, 5), (4, 1)])
@@ -36,18 +40,26 @@ def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch
 
 
 @pytest.mark.parametrize(("patch_size", "widths"), [(16, (16, 16, 32, 64)), (4, (32, 64))])
-def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_size: int, widths: tuple) -> None:
+def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(
+    patch_size: int, widths: tuple
+) -> None:
     stem = with_stem(64, patch_size, "pooled", embed_dim=64).patch_embed
     expected, before = nn.Sequential(), 3
     for width in widths:
         is_first = before == 3
         expected.extend(
-            [nn.Conv2d(before, width, 3, 2 if is_first else 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            [
+                nn.Conv2d(before, width, 3, 2 if is_first else 1, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+            ]
         )
         expected.extend([] if is_first else [nn.MaxPool2d(2)])
         before = width
     expected.append(nn.Conv2d(64, 64, 1))
-    expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
+    expected.load_state_dict(
+        dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True))
+    )
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
 

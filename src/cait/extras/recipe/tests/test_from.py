@@ -26,7 +26,12 @@ from cait.run.program import Program
 
 ENTRY = "tf_efficientnet_lite0.in1k"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
-PREPARED = {"data.mean": (0.5,) * 3, "data.std": (0.5,) * 3, "data.interpolation": "bicubic", "data.crop_pct": 0.875}
+PREPARED = {
+    "data.mean": (0.5,) * 3,
+    "data.std": (0.5,) * 3,
+    "data.interpolation": "bicubic",
+    "data.crop_pct": 0.875,
+}
 
 
 @pytest.fixture
@@ -35,8 +40,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     silent = socket.create_server(("127.0.0.1", 0))
     address, of_hub = f"http://127.0.0.1:{silent.getsockname()[1]}", huggingface_hub.constants
     huggingface_hub.close_session()  # it has read the proxies of the test before
-    monkeypatch.setattr(of_hub, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    for name, value in dict(ENDPOINT=address, HF_HUB_OFFLINE=False, HF_HUB_CACHE=str(tmp_path / "hub")).items():
+    monkeypatch.setattr(
+        of_hub, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    for name, value in dict(
+        ENDPOINT=address, HF_HUB_OFFLINE=False, HF_HUB_CACHE=str(tmp_path / "hub")
+    ).items():
         monkeypatch.setattr(of_hub, name, value)
     monkeypatch.setattr(weights, "WAIT", 0.5)
     yield tmp_path / "hub"
@@ -48,13 +57,19 @@ def asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a hub that has everything is asked for."""
     found: list[str] = []
     monkeypatch.setattr(
-        huggingface_hub, "get_hf_file_metadata", lambda url, timeout: found.append(url) or SimpleNamespace(size=18.8e6)
+        huggingface_hub,
+        "get_hf_file_metadata",
+        lambda url, timeout: found.append(url) or SimpleNamespace(size=18.8e6),
     )
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *what: found.append("/".join(what)))
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda *what: found.append("/".join(what))
+    )
     return found
 
 
-def test_the_hub_is_asked_for_the_usual_weights(asked: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_hub_is_asked_for_the_usual_weights(
+    asked: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     found, reason = weights_of("", {}, False)
     assert found is not None, reason
     assert found.settings == {"model.pretrained": True, "model.name": f"timm/{ENTRY}"} | PREPARED
@@ -88,13 +103,24 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"model.name": "timm/no_such_network"}, "the Hugging Face hub has no weights of timm/no_such_network"),
-        ({"model.name": "s36", "model.fields.depth": 2}, "none, because --model.fields.depth changes the network"),
-        ({"model.name": "timm/gcvit_tiny"}, "the Hugging Face hub has no weights of timm/gcvit_tiny"),
+        (
+            {"model.name": "timm/no_such_network"},
+            "the Hugging Face hub has no weights of timm/no_such_network",
+        ),
+        (
+            {"model.name": "s36", "model.fields.depth": 2},
+            "none, because --model.fields.depth changes the network",
+        ),
+        (
+            {"model.name": "timm/gcvit_tiny"},
+            "the Hugging Face hub has no weights of timm/gcvit_tiny",
+        ),
         ({"model.pretrained": False}, ""),
     ],
 )
-def test_a_network_without_published_weights_starts_from_scratch(given: dict, expected: str, asked: list[str]) -> None:
+def test_a_network_without_published_weights_starts_from_scratch(
+    given: dict, expected: str, asked: list[str]
+) -> None:
     found, reason = weights_of("", given, False)
     assert found is None
     assert expected in reason
@@ -109,7 +135,10 @@ def test_a_network_without_published_weights_starts_from_scratch(given: dict, ex
         pytest.param({}, True, "cait_xxs24_224.fb_dist_in1k", marks=needs_cait),
         ({"data.img_size": 100}, True, ENTRY),  # no multiple of CaiT's patches
         pytest.param(
-            {"model.name": "xxs24", "data.img_size": 320}, False, "cait_xxs24_384.fb_dist_in1k", marks=needs_cait
+            {"model.name": "xxs24", "data.img_size": 320},
+            False,
+            "cait_xxs24_384.fb_dist_in1k",
+            marks=needs_cait,
         ),
         ({"model.name": "timm/resnet10t"}, True, "resnet10t.c3_in1k"),
     ],
@@ -142,7 +171,12 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (folder := tmp_path / "photos" / label).mkdir(parents=True)
         for number in range(6):
             Image.new("RGB", (40, 40), (ord(label), 30 * number, 90)).save(folder / f"{number}.png")
-    brief = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.num_workers=0", "--data.img_size=32"]
+    brief = [
+        "--trainer.accelerator=cpu",
+        "--trainer.max_steps=1",
+        "--data.num_workers=0",
+        "--data.img_size=32",
+    ]
     return ["--data.root=photos", "--baselines=false", *brief]
 
 
@@ -153,7 +187,9 @@ def test_a_run_starts_from_the_cache_without_a_network(
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(REVISION)
     (folder / "snapshots" / REVISION).mkdir(parents=True)
-    save_file(timm.create_model(ENTRY).state_dict(), folder / "snapshots" / REVISION / "model.safetensors")
+    save_file(
+        timm.create_model(ENTRY).state_dict(), folder / "snapshots" / REVISION / "model.safetensors"
+    )
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)  # nobody is asked
     main(["fit", *given])
     config = yaml.safe_load(Path("logs/photos/config.yaml").read_text())
@@ -166,11 +202,22 @@ def test_a_process_that_lightning_starts_asks_nobody(
     asked: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(arguments.CHOSEN, "{}")
-    measures = {"takes_head": no, "step": no, "has_depthwise": no, "built": no, "begun": lambda: 0.0}
+    measures = {
+        "takes_head": no,
+        "step": no,
+        "has_depthwise": no,
+        "built": no,
+        "begun": lambda: 0.0,
+    }
     monkeypatch.setattr(arguments, "Trial", lambda _: SimpleNamespace(**measures))
     line = Line("fit", [])
     arguments.add_recipe(line, Program())
-    settings = {"data.root": "photos", "trainer.accelerator": "cpu", "data.num_workers": 0, "data.img_size": 32}
+    settings = {
+        "data.root": "photos",
+        "trainer.accelerator": "cpu",
+        "data.num_workers": 0,
+        "data.img_size": 32,
+    }
     first = line.steps[0](settings)
     assert first["model.pretrained"] is True
     asked.clear()

@@ -33,7 +33,11 @@ def added(given: dict[str, Any], *words: str, program: Any = None) -> dict[str, 
 def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path) -> None:
     given = {"data.root": str(fill(tmp_path / "photos", {"a": 6, "b": 6})), "trainer.max_steps": 2}
     assert added(given, "--minutes", "10") == added(given)
-    for wrong, words in (("0", "must be a number above 0, got 0"), ("inf", "got inf"), ("soon", "invalid float value")):
+    for wrong, words in (
+        ("0", "must be a number above 0, got 0"),
+        ("inf", "got inf"),
+        ("soon", "invalid float value"),
+    ):
         with pytest.raises(UserError, match=f"--minutes.*{words}"):
             added(given, f"--minutes={wrong}")
     line = Line("fit", [DIGITS_YAML, "--run_name", "minutes"])
@@ -55,14 +59,23 @@ def test_weights_are_taken_beside_a_configuration_too(
     Path("w.pth").touch()
     given = {"data.root": "photos", "model.lr": 1e-3}
     assert added(given, DIGITS_YAML, f"--from={source}") == settings
-    assert added(given, "--from", source, DIGITS_YAML, "--model.pretrained=0", "--model.weights=x") == {}
-    monkeypatch.setattr(arguments, "beside_a_configuration", lambda _: settings | {"data.mean": [0.5] * 3})
-    assert added(given | {"data.reader": "my:planes"}, DIGITS_YAML) == settings  # they are normalized as measured
+    assert (
+        added(given, "--from", source, DIGITS_YAML, "--model.pretrained=0", "--model.weights=x")
+        == {}
+    )
+    monkeypatch.setattr(
+        arguments, "beside_a_configuration", lambda _: settings | {"data.mean": [0.5] * 3}
+    )
+    assert (
+        added(given | {"data.reader": "my:planes"}, DIGITS_YAML) == settings
+    )  # they are normalized as measured
 
 
 def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Path) -> None:
     given, program = {"data.root": str(fill(tmp_path / "photos", {"a": 6, "b": 6}))}, Program()
-    chosen = added(given | {"trainer.max_epochs": 1}, "--config=trainer/debug.yaml", program=program)
+    chosen = added(
+        given | {"trainer.max_epochs": 1}, "--config=trainer/debug.yaml", program=program
+    )
     assert program.default_name == "photos"
     assert "data.repeats" in chosen
     assert "trainer.max_epochs" not in chosen  # the overlay's
@@ -92,7 +105,12 @@ def test_what_is_of_no_use_is_told_before_anything_is_measured(
     assert words in told
 
 
-BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1"]
+BRIEF = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_epochs=2",
+    "--data.num_workers=0",
+    "--model.fields.depth=1",
+]
 
 
 def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
@@ -121,9 +139,13 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(
     main(["eval", "my-photos"])
     scores = json.loads((run / "evaluation.json").read_text())["raw"]
     assert scores["images"] == 3
-    assert scores["acc1_macro"] == pytest.approx(max(float(row["val/acc1_macro"] or 0) for row in rows(run)))
+    assert scores["acc1_macro"] == pytest.approx(
+        max(float(row["val/acc1_macro"] or 0) for row in rows(run))
+    )
 
     fill(tmp_path / "my photos", {"new": 6})
     brief = ["--data.balance=null", "--trainer.max_steps=1", "--baselines=false"]
-    main(["fit", "--data.root=my photos", "--from", "my-photos", *BRIEF, *brief, "--run_name=second"])
+    main(
+        ["fit", "--data.root=my photos", "--from", "my-photos", *BRIEF, *brief, "--run_name=second"]
+    )
     assert "the head starts anew" in caplog.text

@@ -15,17 +15,27 @@ from cait.loops import Position
 from cait.train.module import CaiTModule
 
 SETTINGS = ["--data.num_workers=0", "--trainer.devices=1", "--trainer.limit_train_batches=5"]
-SETTINGS += ["--trainer.log_every_n_steps=1", "--trainer.check_val_every_n_epoch=2", "--trainer.limit_val_batches=1"]
+SETTINGS += [
+    "--trainer.log_every_n_steps=1",
+    "--trainer.check_val_every_n_epoch=2",
+    "--trainer.limit_val_batches=1",
+]
 
 
 class OwnSchedule(CaiTModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()["optimizer"]
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        }
 
 
 def fit(name: str, *words: str, module: Any = None) -> Path:
-    main(["fit", *SMALL, *SETTINGS, "--trainer.max_epochs=12", f"--run_name={name}", *words], module=module)
+    main(
+        ["fit", *SMALL, *SETTINGS, "--trainer.max_epochs=12", f"--run_name={name}", *words],
+        module=module,
+    )
     return Path("logs", name)
 
 
@@ -53,7 +63,9 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     assert epochs(fit("own", "--plan_minutes=1e-3", module=OwnSchedule)) == 2
     Path("planned.yaml").write_text("plan_minutes: 0.001\n")
     assert epochs(fit("typed", "--config=planned.yaml", "--trainer.max_epochs=4")) == 4
-    assert epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8  # more than the most
+    assert (
+        epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8
+    )  # more than the most
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")
     assert "plan_minutes must be above 0 or null, got -1" in capsys.readouterr().err
@@ -65,8 +77,14 @@ def test_what_is_given_later_wins(place: Path, monkeypatch: pytest.MonkeyPatch) 
     short = fit("later", "--plan_minutes=1e-3", "--trainer.max_epochs=4")
     main(["resume", "later"])
     assert epochs(short) == 2
-    for given, end in (("--trainer.max_epochs=4", 4), ("--trainer.max_epochs=8", 8), ("--plan_minutes=1e-3", 10)):
-        main(["resume", "later", given])  # what is given wins, also if it is the number from before the plan
+    for given, end in (
+        ("--trainer.max_epochs=4", 4),
+        ("--trainer.max_epochs=8", 8),
+        ("--plan_minutes=1e-3", 10),
+    ):
+        main(
+            ["resume", "later", given]
+        )  # what is given wins, also if it is the number from before the plan
         assert epochs(short) == end
     main(["resume", "later"])
     assert epochs(short) == 10
@@ -77,11 +95,21 @@ def test_a_run_that_is_killed_after_the_plan_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 4)
-    words = ["--plan_minutes=1000", "--trainer.max_epochs=2", "--ema.decay=0.9", "--save_every_n_steps=1"]
+    words = [
+        "--plan_minutes=1000",
+        "--trainer.max_epochs=2",
+        "--ema.decay=0.9",
+        "--save_every_n_steps=1",
+    ]
     whole = fit("whole", *words)
     assert epochs(whole) == 4
     with pytest.raises(SystemExit):
-        fit("killed", *words, "--trainer.callbacks+=recorder.LeavesOnce", "--trainer.callbacks.step=13")
+        fit(
+            "killed",
+            *words,
+            "--trainer.callbacks+=recorder.LeavesOnce",
+            "--trainer.callbacks.step=13",
+        )
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 9)  # it is not measured again
     main(["resume", "killed"])
     assert_same(Path("logs/killed"), whole)

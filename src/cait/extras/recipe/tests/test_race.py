@@ -27,7 +27,14 @@ LITTLE, MUCH = 1e-3, 1e9
 """Seconds of the run from scratch: it is judged after its first epoch, or once it is ahead."""
 COMMON: dict[str, Any] = {
     "data": {"root": "few", "batch_size": 20, "num_workers": 0, "repeats": 1}
-    | {"mixup": 0.0, "cutmix": 0.0, "auto_augment": None, "hflip": 0.0, "erase_prob": 0.0, "scale": [0.8, 1.0]},
+    | {
+        "mixup": 0.0,
+        "cutmix": 0.0,
+        "auto_augment": None,
+        "hflip": 0.0,
+        "erase_prob": 0.0,
+        "scale": [0.8, 1.0],
+    },
     "trainer": {"accelerator": "cpu", "max_epochs": 3, "log_every_n_steps": 1},
     "baselines": False,
 }
@@ -56,7 +63,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits_root: Path) -> 
 
 
 def write(
-    weights: str, seconds: float | None = None, killed_at: int | None = None, unlike: float | None = None
+    weights: str,
+    seconds: float | None = None,
+    killed_at: int | None = None,
+    unlike: float | None = None,
 ) -> None:
     """Settings of a run from weights that races one from scratch, which has so many seconds; None lets it not race.
 
@@ -67,7 +77,13 @@ def write(
     if VARIANTS:  # CaiT may have been deleted
         fields |= {"stem": "conv", "layer_scale_init": 1.0}
     scratch = settings({"name": "xxs24", "fields": fields, "lr": 6e-3, "optimizer": "muon"}, 8)
-    start = {"name": "timm/test_efficientnet", "weights": weights, "solve_head": True, "freeze_norm": True, "lr": 1e-4}
+    start = {
+        "name": "timm/test_efficientnet",
+        "weights": weights,
+        "solve_head": True,
+        "freeze_norm": True,
+        "lr": 1e-4,
+    }
     raced = seconds and {"seconds": seconds, "settings": scratch, "unlike": unlike}
     whole = settings(start, 32, race=raced)
     if killed_at is not None:
@@ -82,7 +98,9 @@ def fit(weights: str, name: str, *given: Any) -> Path:
     return Path("logs", name)
 
 
-def test_the_solved_head_goes_on_as_if_there_had_been_no_race(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_solved_head_goes_on_as_if_there_had_been_no_race(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     raced = fit("good.pth", "raced", LITTLE)
     assert "race: from scratch has 0 s to be ahead by more than the noise" in caplog.text
     assert "race won by weights: val/acc1 of the solved head" in caplog.text
@@ -96,13 +114,17 @@ def test_the_solved_head_goes_on_as_if_there_had_been_no_race(here: Path, caplog
 
 
 @needs_cait  # a small ViT learns nothing in three epochs
-def test_the_run_from_scratch_takes_the_place_and_goes_on(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_from_scratch_takes_the_place_and_goes_on(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     won = fit("blind.pth", SCRATCH, MUCH, None, 1e-6)  # a name like that of the folder inside it
     assert "race won by scratch: val/acc1 of the solved head 10" in caplog.text
     kept = yaml.safe_load((won / "config.yaml").read_text())
     assert (kept["model"]["name"], kept["run_name"]) == ("xxs24", SCRATCH)
     assert rows(won)[0]["val/acc1"] == ""  # nothing of step 0 of the other
-    Path("alone.json").write_text(json.dumps({name: value for name, value in kept.items() if name != "race"}))
+    Path("alone.json").write_text(
+        json.dumps({name: value for name, value in kept.items() if name != "race"})
+    )
     main(["fit", "--config=alone.json", "--run_name=alone", "--trainer.default_root_dir=logs"])
     alone = Path("logs/alone")
     assert rows(won) == rows(alone)
@@ -116,10 +138,20 @@ def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
     given = ["--data.batch_size=10", "--model.freeze_norm=false"]  # the last of weights
     with pytest.raises(SystemExit):
         main(["fit", "--config=race.yaml", "--run_name=cut", *given])
-    assert yaml.safe_load(Path("logs/cut/scratch/config.yaml").read_text())["data"]["batch_size"] == 10
+    assert (
+        yaml.safe_load(Path("logs/cut/scratch/config.yaml").read_text())["data"]["batch_size"] == 10
+    )
     main(["resume", "cut", "--trainer.max_epochs=2"])
     assert Position.saved(checkpoint(Path("logs/cut"))) == (2, 0, 40)
-    main(["fit", "--config=logs/cut/config.yaml", "--run_name=again", "--race=false", "--trainer.max_epochs=1"])
+    main(
+        [
+            "fit",
+            "--config=logs/cut/config.yaml",
+            "--run_name=again",
+            "--race=false",
+            "--trainer.max_epochs=1",
+        ]
+    )
     assert yaml.safe_load(Path("logs/again/config.yaml").read_text())["race"] is None
 
 
@@ -129,12 +161,19 @@ def test_what_is_given_is_for_the_run_from_scratch_too(here: Path) -> None:
         ({}, 40, {"plan_minutes": 3.0}, "after the head is solved, from scratch gets 54 s"),
         ({"plan_minutes": 3.0}, 40, {}, "after the head is solved"),
         ({"trainer.max_epochs": 20}, 20, {}, "none, because --trainer.max_epochs is given"),
-        ({"best_metric": "val/loss"}, 40, {"plan_minutes": 3.0}, "none, because it is about acc1, acc1_macro, mAP"),
+        (
+            {"best_metric": "val/loss"},
+            40,
+            {"plan_minutes": 3.0},
+            "none, because it is about acc1, acc1_macro, mAP",
+        ),
         ({}, 20, {"plan_minutes": 3.0}, "none, because from scratch 6.0 epochs would fit"),
         ({}, 40, {}, "none, because the head alone is trained"),
     ],
 )
-def test_a_line_says_whether_there_is_a_race(given: dict, epochs: int, plans: dict, told: str) -> None:
+def test_a_line_says_whether_there_is_a_race(
+    given: dict, epochs: int, plans: dict, told: str
+) -> None:
     recipe, scratch = (Recipe(given, None, 3.0) for _ in range(2))
     scratch.take_all({"trainer.max_epochs": epochs, "plan_minutes": 3.0})
     recipe.take_all(plans)
@@ -145,7 +184,9 @@ def test_a_line_says_whether_there_is_a_race(given: dict, epochs: int, plans: di
 
 def test_a_network_that_has_seen_the_images_is_near_to_them(here: Path) -> None:
     def data(mean: float) -> ImageNetDataModule:
-        data = ImageNetDataModule(root="few", img_size=32, num_workers=0, eval_batch_size=200, mean=(mean,) * 3)
+        data = ImageNetDataModule(
+            root="few", img_size=32, num_workers=0, eval_batch_size=200, mean=(mean,) * 3
+        )
         data.setup("fit")
         data.predict_samples = data.train_images.samples
         return data
@@ -153,7 +194,10 @@ def test_a_network_that_has_seen_the_images_is_near_to_them(here: Path) -> None:
     usual, other = data(0.5), data(0.9)
     network = timm.create_model("test_efficientnet", bn_momentum=1.0).train()
     network(next(iter(usual.predict_dataloader()))[0])
-    near, far = (unlikeness(network, each.predict_samples, each, torch.device("cpu")) for each in (usual, other))
+    near, far = (
+        unlikeness(network, each.predict_samples, each, torch.device("cpu"))
+        for each in (usual, other)
+    )
     assert near < 0.1
     assert far > 0.5
     without = timm.create_model("test_vit", img_size=32)  # it has no BatchNorm, so nothing tells
@@ -174,7 +218,8 @@ def test_who_is_ahead_by_more_than_the_noise_wins() -> None:
 @needs_cait
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("weights", "step"), [("good.pth", 0), ("good.pth", 12), ("good.pth", 22), ("blind.pth", 12), ("blind.pth", 22)]
+    ("weights", "step"),
+    [("good.pth", 0), ("good.pth", 12), ("good.pth", 22), ("blind.pth", 12), ("blind.pth", 22)],
 )
 def test_a_race_that_is_killed_ends_with_the_same_bits(weights: str, step: int, here: Path) -> None:
     """The run from scratch is judged after its step 10, and of blind weights has won after step 20."""
@@ -216,7 +261,9 @@ def test_a_kill_while_one_run_takes_the_place_of_the_other_loses_nothing(
 @pytest.mark.parametrize("weights", ["good.pth", "blind.pth"])
 def test_two_processes_race_too(weights: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMON, "trainer", COMMON["trainer"] | {"devices": 2, "strategy": "ddp"})
-    monkeypatch.setitem(COMMON, "data", COMMON["data"] | {"batch_size": COMMON["data"]["batch_size"] // 2})
+    monkeypatch.setitem(
+        COMMON, "data", COMMON["data"] | {"batch_size": COMMON["data"]["batch_size"] // 2}
+    )
     write(weights, LITTLE if weights == "good.pth" else MUCH, 12)
     job = start(here, "fit", "--config=race.yaml", "--run_name=cut")
     output = job.communicate(timeout=LIMIT)[0]

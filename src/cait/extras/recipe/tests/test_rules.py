@@ -56,7 +56,10 @@ def test_the_survey_counts_and_reads_the_images_as_the_run_will(tmp_path: Path) 
         root = fill(tmp_path / name, {"a": 6, "b": 3}, gray=gray)
         found = surveyed(root)
         assert (found.counts, found.val, found.side, found.gray) == ({"a": 5, "b": 2}, 2, 24, gray)
-        pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")]) / 255
+        pixels = (
+            np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")])
+            / 255
+        )
         assert np.allclose(found.mean, pixels.mean((0, 1, 2)), atol=0.1)
     as_grey = surveyed(root, Reading(in_chans=1))
     assert as_grey.gray
@@ -64,7 +67,9 @@ def test_the_survey_counts_and_reads_the_images_as_the_run_will(tmp_path: Path) 
     for name in ("a", "b"):
         for number in range(4):  # black where nobody sees it
             (tmp_path / "clear" / name).mkdir(parents=True, exist_ok=True)
-            Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(tmp_path / "clear" / name / f"{number}.png")
+            Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(
+                tmp_path / "clear" / name / f"{number}.png"
+            )
     for background, mean in (("white", 1.0), (None, 0.0)):
         assert surveyed(tmp_path / "clear", Reading(background=background)).mean == (mean,) * 3
 
@@ -91,14 +96,34 @@ def uneven(few: int, many: int = 300, **figures) -> Survey:
 OF_CAIT: list = [
     (DIGITS, {}, {"data.img_size": 32, "data.hflip": 0.0, "data.auto_augment": None}),
     (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
-    (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
-    (PHOTOGRAPHS, {}, {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0}),
-    (DIGITS, {}, {"data.eval_batch_size": 75}),  # each of two cores reads four batches of 600 images
+    (
+        replace(DIGITS, side=48),
+        {},
+        {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8},
+    ),
+    (
+        PHOTOGRAPHS,
+        {},
+        {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0},
+    ),
+    (
+        DIGITS,
+        {},
+        {"data.eval_batch_size": 75},
+    ),  # each of two cores reads four batches of 600 images
     (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
     (LARGE, {}, {"data.shrink": 128}),
     (replace(LARGE, side=250), {}, {"data.shrink": 128}),  # a few may be huge
-    (PHOTOGRAPHS, {"data.img_size": 96}, {"data.img_size": "absent", "model.fields.patch_size": 16}),
-    (PHOTOGRAPHS, {"model.name": "s24"}, {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"}),
+    (
+        PHOTOGRAPHS,
+        {"data.img_size": 96},
+        {"data.img_size": "absent", "model.fields.patch_size": 16},
+    ),
+    (
+        PHOTOGRAPHS,
+        {"model.name": "s24"},
+        {"model.fields.depth": "absent", "model.fields.embed_dim": "absent"},
+    ),
 ]
 
 
@@ -110,40 +135,68 @@ OF_CAIT: list = [
         (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
         (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
         (PHOTOGRAPHS, {}, {"data.eval_batch_size": 16, "data.global_batch": True}),
-        (uneven(58, 58), {"trainer.accumulate_grad_batches": 4}, {"data.batch_size": 8}),  # of even parts
+        (
+            uneven(58, 58),
+            {"trainer.accumulate_grad_batches": 4},
+            {"data.batch_size": 8},
+        ),  # of even parts
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
-        (PHOTOGRAPHS, {"trainer.max_epochs": 97}, {"trainer.check_val_every_n_epoch": 1}),  # the last is validated
+        (
+            PHOTOGRAPHS,
+            {"trainer.max_epochs": 97},
+            {"trainer.check_val_every_n_epoch": 1},
+        ),  # the last is validated
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
-        (PHOTOGRAPHS, {"trainer.max_epochs": 7}, {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7}),
+        (
+            PHOTOGRAPHS,
+            {"trainer.max_epochs": 7},
+            {"trainer.max_epochs": "absent", "model.warmup_epochs": 0.7},
+        ),
         (PHOTOGRAPHS, {"trainer.max_epochs": None}, {"trainer.check_val_every_n_epoch": 1}),
         (PHOTOGRAPHS, {"trainer.check_val_every_n_epoch": None}, {"model.warmup_epochs": 5.0}),
         (PHOTOGRAPHS, {"trainer.max_steps": 5}, {"trainer.max_epochs": "absent"}),
-        (PHOTOGRAPHS, {"model.optimizer": "adamw"}, {"model.optimizer": "absent", "model.lr": 1e-3}),
+        (
+            PHOTOGRAPHS,
+            {"model.optimizer": "adamw"},
+            {"model.optimizer": "absent", "model.lr": 1e-3},
+        ),
         *(pytest.param(*each, marks=needs_cait) for each in OF_CAIT),
     ],
 )
-def test_the_rules_go_by_the_images_the_classes_and_what_is_given(folder: Survey, given: dict, expected: dict) -> None:
+def test_the_rules_go_by_the_images_the_classes_and_what_is_given(
+    folder: Survey, given: dict, expected: dict
+) -> None:
     found = recipe(folder, given).settings
     assert {name: found.get(name, "absent") for name in expected} == expected
 
 
 def test_a_class_of_few_images_is_told() -> None:
-    told = ["a fair result needs at least 20" in dict(recipe(uneven(few)).lines).get("warning", "") for few in (19, 20)]
+    told = [
+        "a fair result needs at least 20" in dict(recipe(uneven(few)).lines).get("warning", "")
+        for few in (19, 20)
+    ]
     assert told == [True, False]
     assert recipe(uneven(2, 2)).settings  # four images are enough
-    assert "all are drawn alike, as given" in dict(recipe(uneven(30), {"data.balance": None}).lines)["balance"]
+    assert (
+        "all are drawn alike, as given"
+        in dict(recipe(uneven(30), {"data.balance": None}).lines)["balance"]
+    )
 
 
 @needs_cait
 @pytest.mark.parametrize(
-    ("machine", "patches"), [(TWO_CORES, [4, 8, 4, 8, 16, 16, 1, 1]), (Machine(16, 1, True), [2, 2, 3, 3, 4, 6, 1, 1])]
+    ("machine", "patches"),
+    [(TWO_CORES, [4, 8, 4, 8, 16, 16, 1, 1]), (Machine(16, 1, True), [2, 2, 3, 3, 4, 6, 1, 1])],
 )
 def test_the_blocks_see_few_patches(machine: Machine, patches: list[int]) -> None:
     assert recipe(machine=machine).settings["data.img_size"] == (128 if machine.gpus else 64)
-    found = [recipe(given={"data.img_size": size}, machine=machine) for size in (28, 32, 36, 48, 64, 96, 2, 1)]
+    found = [
+        recipe(given={"data.img_size": size}, machine=machine)
+        for size in (28, 32, 36, 48, 64, 96, 2, 1)
+    ]
     assert [each.settings["model.fields.patch_size"] for each in found] == patches
     assert found[0].settings["model.fields.depth"] == (12 if machine.gpus else 1)
     assert found[0].settings["model.drop_path_rate"] == (0.1 if machine.gpus else 0.0)
@@ -165,14 +218,19 @@ def test_the_blocks_see_few_patches(machine: Machine, patches: list[int]) -> Non
 def test_other_networks_see_the_largest_images_for_which_there_is_time(
     name: str, weights: Weights | None, image: float, side: int, size: int
 ) -> None:
-    found = recipe(replace(PHOTOGRAPHS, side=side), {"model.name": name}, Typical(image), weights).settings
+    found = recipe(
+        replace(PHOTOGRAPHS, side=side), {"model.name": name}, Typical(image), weights
+    ).settings
     assert found["data.img_size"] == size
     assert found.get("data.mean") == (None if weights else list(PHOTOGRAPHS.mean))
     assert found.get("data.std") == (None if weights else list(PHOTOGRAPHS.std))
     assert found["model.lr"] == (3e-4 if weights else 1e-3)
     assert found.get("model.solve_head", False) is bool(weights)
     assert found.get("model.fields.intermediates", False) is bool(weights)
-    assert not any(key.startswith(("model.fields.patch", "model.fields.stem", "model.optimizer")) for key in found)
+    assert not any(
+        key.startswith(("model.fields.patch", "model.fields.stem", "model.optimizer"))
+        for key in found
+    )
 
 
 def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
@@ -183,15 +241,21 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
     assert "model.freeze" not in on_gpu
     kept = recipe(given=RESNET, measure=Typical(has_head=True), weights=PUBLISHED).settings
     assert (kept["model.freeze"], "model.fields.intermediates" in kept) == (0.33, False)
-    of_run = recipe(weights=Weights("a run's", RESNET | {"model.weights": "x.ckpt", "data.img_size": 64}))
+    of_run = recipe(
+        weights=Weights("a run's", RESNET | {"model.weights": "x.ckpt", "data.img_size": 64})
+    )
     assert (of_run.solves_head, of_run.settings["model.layer_decay"]) == (False, 0.75)
-    distilled = recipe(given={"model.name": "timm/deit_tiny_distilled_patch16_224"}, weights=PUBLISHED).settings
+    distilled = recipe(
+        given={"model.name": "timm/deit_tiny_distilled_patch16_224"}, weights=PUBLISHED
+    ).settings
     assert "model.fields.intermediates" not in distilled
     rare = recipe(uneven(30), RESNET, weights=PUBLISHED).settings
     assert (rare["data.balance"], "best_metric" in rare) == ("sqrt", False)
     planes = recipe(given=RESNET | {"model.fields.in_chans": 5}, weights=PUBLISHED).settings
     assert "model.freeze" not in planes  # its first layer is new
-    held = recipe(given=RESNET | {"model.freeze": False}, measure=Typical(0.07), weights=PUBLISHED).settings
+    held = recipe(
+        given=RESNET | {"model.freeze": False}, measure=Typical(0.07), weights=PUBLISHED
+    ).settings
     assert held["data.img_size"] == 128
     slow = recipe(given=RESNET, measure=Typical(1.0), weights=PUBLISHED)
     assert slow.settings["model.freeze"] is True
@@ -204,10 +268,18 @@ def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
 @needs_cait
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
-        for image, val, many in ((1e-3, 60, 300), (0.05, 1200, 300), (1e-4, 60, 300), (2e-3, 5000, 1_281_167)):
+        for image, val, many in (
+            (1e-3, 60, 300),
+            (0.05, 1200, 300),
+            (1e-4, 60, 300),
+            (2e-3, 5000, 1_281_167),
+        ):
             folder = replace(PHOTOGRAPHS, val=val, counts={"a": many, "b": 280})
             found = recipe(folder, measure=Typical(image), minutes=minutes)
-            epochs, every = (found.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
+            epochs, every = (
+                found.settings[f"trainer.{name}"]
+                for name in ("max_epochs", "check_val_every_n_epoch")
+            )
             if "trainer.max_steps" in found.settings:  # an epoch that does not fit is not begun
                 assert found.settings["trainer.max_steps"] * 64 * image < 60 * minutes
                 assert "plan_minutes" not in found.settings
@@ -215,14 +287,22 @@ def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
             assert found.settings["plan_minutes"] == minutes
             image *= figures.OVERHEAD
             seconds = (
-                9 + figures.SETUP + epochs * (folder.images * image + figures.EPOCH) + epochs / every * val * image / 3
+                9
+                + figures.SETUP
+                + epochs * (folder.images * image + figures.EPOCH)
+                + epochs / every * val * image / 3
             )
             assert seconds <= 60 * minutes or epochs == 1
-            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, planned anew" in dict(found.lines)["length"]
+            assert (
+                f"about {duration(10 * round(seconds / 10))} on 2 cores, planned anew"
+                in dict(found.lines)["length"]
+            )
     assert "plan_minutes" not in recipe(given={"trainer.max_epochs": 3}).settings
 
 
-def test_a_trial_measures_a_network_at_a_size_and_knows_whose_head_the_weights_have(tmp_path: Path) -> None:
+def test_a_trial_measures_a_network_at_a_size_and_knows_whose_head_the_weights_have(
+    tmp_path: Path,
+) -> None:
     measure = Trial(Program())
     quick = {"trainer.accelerator": "cpu", "model.name": "timm/resnet10t"}
     small, large = (measure.step(quick, size) for size in (32, 128))
@@ -246,13 +326,19 @@ def test_a_processor_with_units_for_bfloat16_trains_in_it(
     assert this_machine({"trainer.accelerator": "cpu"}).fast_bf16 == fast
 
 
-@pytest.mark.parametrize(("name", "mixed"), [("xxs24", True), ("timm/resnet10t", True), ("timm/lcnet_035", False)])
-def test_convolutions_of_single_channels_train_in_float32_on_a_processor(name: str, mixed: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "mixed"), [("xxs24", True), ("timm/resnet10t", True), ("timm/lcnet_035", False)]
+)
+def test_convolutions_of_single_channels_train_in_float32_on_a_processor(
+    name: str, mixed: bool
+) -> None:
     found = recipe(given={"model.name": name}, machine=Machine(2, fast_bf16=True)).settings
     assert found.get("trainer.precision") == ("bf16-mixed" if mixed else None)
 
 
-@pytest.mark.parametrize(("capability", "fast"), [(7, False), (8, True)])  # T4, V100 and RTX 20; A100
+@pytest.mark.parametrize(
+    ("capability", "fast"), [(7, False), (8, True)]
+)  # T4, V100 and RTX 20; A100
 def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     capability: int, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +346,9 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=capability))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=capability)
+    )
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)  # the emulation
     machine = this_machine({})
     assert (machine.gpus, machine.fast_bf16) == (1, fast)

@@ -27,10 +27,15 @@ def errors(case: list[Tensor], backend: str) -> list[float]:
 
 
 @pytest.mark.parametrize("heads", [4, 6, 8, 16])
-@pytest.mark.parametrize("N", [1, 7, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (196, 576, 784))])
+@pytest.mark.parametrize(
+    "N", [1, 7, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (196, 576, 784))]
+)
 def test_recomputing_attention_is_the_reference(heads: int, N: int) -> None:
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
-        assert max(errors(attention_case(heads, N, dtype, batch=1 if N > 500 else 2), "recompute")) <= tolerance
+        assert (
+            max(errors(attention_case(heads, N, dtype, batch=1 if N > 500 else 2), "recompute"))
+            <= tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -47,13 +52,23 @@ def test_where_precision_is_lost_it_loses_no_more_than_the_reference(dtype: torc
 
 def test_recomputing_attention_passes_gradcheck() -> None:
     qkv, weight_l, bias_l, weight_w, bias_w, _ = attention_case(3, 5, torch.float64, k=4)
-    for tensor in (qkv, weight_l, weight_w, bias_w):  # bias_l's gradient is 0, which differences only come near
+    for tensor in (
+        qkv,
+        weight_l,
+        weight_w,
+        bias_w,
+    ):  # bias_l's gradient is 0, which differences only come near
         tensor.requires_grad_()
-    assert torch.autograd.gradcheck(TalkingHeads.apply, (qkv, weight_l, bias_l, weight_w, bias_w, 0.5))
+    assert torch.autograd.gradcheck(
+        TalkingHeads.apply, (qkv, weight_l, bias_l, weight_w, bias_w, 0.5)
+    )
 
 
 def test_what_has_no_numbers_takes_the_plain_operations() -> None:
-    attention, qkv = SelfAttention(CaiTConfig()), attention_case(4, 5, torch.float32)[0].cpu().requires_grad_()
+    attention, qkv = (
+        SelfAttention(CaiTConfig()),
+        attention_case(4, 5, torch.float32)[0].cpu().requires_grad_(),
+    )
     assert attention.attended(qkv).grad_fn.name() == "TalkingHeadsBackward"
     assert "TalkingHeads" not in attention.to("meta").attended(qkv.to("meta")).grad_fn.name()
 
@@ -86,18 +101,27 @@ def test_gelu_that_is_computed_again_has_the_same_gradients(with_gamma: bool) ->
     linear = torch.nn.Linear(4, 5).double()
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     gamma = torch.randn(5, dtype=torch.float64, requires_grad=True) if with_gamma else None
-    outputs = [scaled_linear(linear, x, gamma, function) for function in (gelu_linear, plain_gelu_linear)]
+    outputs = [
+        scaled_linear(linear, x, gamma, function) for function in (gelu_linear, plain_gelu_linear)
+    ]
     leaves = [x, linear.weight, linear.bias, *([gamma] if with_gamma else [])]
     weights = torch.randn_like(outputs[0])
     torch.testing.assert_close(*outputs)
-    torch.testing.assert_close(*(torch.autograd.grad((out * weights).sum(), leaves) for out in outputs))
+    torch.testing.assert_close(
+        *(torch.autograd.grad((out * weights).sum(), leaves) for out in outputs)
+    )
 
 
 def test_a_network_that_names_no_backend_takes_it() -> None:
     network = create_model("xxs24", 32, depth=1, embed_dim=32, num_heads=2)
     assert network.blocks[0].attn.attention_backend == "recompute"
-    assert all(block.mlp.gelu_linear is gelu_linear for block in (*network.blocks, *network.blocks_token_only))
-    plain = create_model("xxs24", 32, depth=1, embed_dim=32, num_heads=2, attention_backend="reference")
+    assert all(
+        block.mlp.gelu_linear is gelu_linear
+        for block in (*network.blocks, *network.blocks_token_only)
+    )
+    plain = create_model(
+        "xxs24", 32, depth=1, embed_dim=32, num_heads=2, attention_backend="reference"
+    )
     assert plain.blocks[0].attn.attention_backend == "reference"
 
 
@@ -110,5 +134,7 @@ def test_without_the_extra_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -
     assert plain.blocks[0].attn.attention_backend == "reference"
     plain.load_state_dict(network.state_dict())
     torch.testing.assert_close(plain.eval()(images), network.eval()(images))
-    with pytest.raises(UserError, match="attention_backend must be one of default, reference, got 'recompute'"):
+    with pytest.raises(
+        UserError, match="attention_backend must be one of default, reference, got 'recompute'"
+    ):
         create_model("xxs24", **fields, attention_backend="recompute")

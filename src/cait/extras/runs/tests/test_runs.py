@@ -12,13 +12,19 @@ from cait.cli import main
 from cait.extras.runs.verb import describe
 
 
-def write_run(folder: Path, name: str, metrics: str, changed: float, checkpoint: bool = True, epochs: int = 3) -> Path:
+def write_run(
+    folder: Path, name: str, metrics: str, changed: float, checkpoint: bool = True, epochs: int = 3
+) -> Path:
     run = folder / "logs" / name
     run.mkdir(parents=True)
-    config = f"trainer: {{max_epochs: {epochs}}}\nmodel: {{name: xxs24}}\ndata: {{root: data/digits}}\n"
+    config = (
+        f"trainer: {{max_epochs: {epochs}}}\nmodel: {{name: xxs24}}\ndata: {{root: data/digits}}\n"
+    )
     (run / "config.yaml").write_text(config)
     if metrics:
-        (run / "metrics.csv").write_text(f"epoch,lr,step,train/loss,val/acc1,val_ema/acc1\n{metrics}")
+        (run / "metrics.csv").write_text(
+            f"epoch,lr,step,train/loss,val/acc1,val_ema/acc1\n{metrics}"
+        )
         os.utime(run / "metrics.csv", (changed, changed))
     else:
         os.utime(run / "config.yaml", (changed, changed))
@@ -52,7 +58,9 @@ def test_the_best_is_by_the_metric_that_chose_the_checkpoint(
     assert (row["metric"], row["best"], row["epochs"], row["planned"]) == (metric, best, 3, 3)
     with (folder / "config.yaml").open("a") as file:
         file.write("\nplan_minutes: 3.0")
-    assert describe(folder)["planned"] is None  # the configuration says what was planned before the first validation
+    assert (
+        describe(folder)["planned"] is None
+    )  # the configuration says what was planned before the first validation
 
 
 def test_the_runs_are_listed(
@@ -60,14 +68,25 @@ def test_the_runs_are_listed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["runs"])
-    assert "there are no runs in logs yet; `cait fit --config digits.yaml` starts one" in capsys.readouterr().out
-    ends = "0,,8,,nan,inf\n" + "".join(f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in (1, 2))
+    assert (
+        "there are no runs in logs yet; `cait fit --config digits.yaml` starts one"
+        in capsys.readouterr().out
+    )
+    ends = "0,,8,,nan,inf\n" + "".join(
+        f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in (1, 2)
+    )
     (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
     write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
-    (write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished").touch()  # solved, and validated as step 0
-    running = write_run(tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9)
-    (running / "config.yaml").write_text("model: {name: xxs24, fields: {depth: 6, embed_dim: 96}}\n")
+    (
+        write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished"
+    ).touch()  # solved, and validated as step 0
+    running = write_run(
+        tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9
+    )
+    (running / "config.yaml").write_text(
+        "model: {name: xxs24, fields: {depth: 6, embed_dim: 96}}\n"
+    )
     (write_run(tmp_path, "broken", ends, 1e8) / "config.yaml").write_text("trainer: [\n")
     with FileLock(running / ".lock"):
         main(["runs", "--json"])
@@ -79,7 +98,12 @@ def test_the_runs_are_listed(
     assert [row["state"] for row in rows.values()] == states
     assert [row["epochs"] for row in rows.values()] == [1, 0, 3, 0, 0, 0]
     assert re.search(r"^head .* 0 +val/acc1 90\.50 .* finished", told.out, re.M)
-    assert [rows["cut"][key] for key in ("model", "data", "planned", "best")] == ["xxs24", "data/digits", 3, 40.5]
+    assert [rows["cut"][key] for key in ("model", "data", "planned", "best")] == [
+        "xxs24",
+        "data/digits",
+        3,
+        40.5,
+    ]
     assert (rows["whole"]["best"], rows[running.name]["model"]) == (7.5, "CaiT 6×96")
     assert "damaged: logs/broken/config.yaml" in told.err
     assert [line.split()[0] for line in told.out.splitlines()[1:]] == list(rows)

@@ -24,13 +24,21 @@ from cait.model.config import VARIANTS
 def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     common: dict[str, Any] = dict(img_size=8, num_workers=0, repeats=1, mixup=0.0, cutmix=0.0)
     given = ImageNetDataModule(str(root), batch_size=64, **common)
-    fit = trainer(callbacks=[Banner(given, folder)], max_epochs=2, limit_val_batches=0, default_root_dir=folder)
+    fit = trainer(
+        callbacks=[Banner(given, folder)],
+        max_epochs=2,
+        limit_val_batches=0,
+        default_root_dir=folder,
+    )
     fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
     return capsys.readouterr().out.splitlines()
 
 
 def test_the_banner_says_what_will_run(
-    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    digits_root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(digits_root.parent)
     lines = said(Path(digits_root.name), tmp_path / "mine", capsys)
@@ -61,7 +69,9 @@ def test_the_banner_says_what_will_run(
     assert max(map(len, drawn)) <= 80
 
 
-def test_a_line_an_epoch_then_the_best_checkpoint_and_what_to_type(cait: Cait, tmp_path: Path) -> None:
+def test_a_line_an_epoch_then_the_best_checkpoint_and_what_to_type(
+    cait: Cait, tmp_path: Path
+) -> None:
     elsewhere = f"--trainer.default_root_dir={tmp_path / 'elsewhere'}"
     done = cait("fit", *SMALL, "--run_name=first", "--trainer.max_epochs=2", elsewhere)
     assert done.returncode == 0, done.stderr
@@ -83,10 +93,17 @@ def test_the_count_for_any_network() -> None:
     assert forward_gmacs(create_model(name), (3, 224, 224)) == pytest.approx(gmacs, abs=0.01)
 
 
-def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(tmp_path: Path, capsys) -> None:
+def test_the_epochs_line_has_the_means_of_the_epoch_and_its_own_validation(
+    tmp_path: Path, capsys
+) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    fit = trainer(max_epochs=3, check_val_every_n_epoch=2, default_root_dir=tmp_path, callbacks=[steps, EpochLines()])
+    fit = trainer(
+        max_epochs=3,
+        check_val_every_n_epoch=2,
+        default_root_dir=tmp_path,
+        callbacks=[steps, EpochLines()],
+    )
     fit.fit(module(lr=1e-2, warmup_epochs=0, per_class=True), loader(), loader(8))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     for line, part in zip(lines, (losses[:6], losses[6:12], losses[12:]), strict=True):
@@ -119,7 +136,9 @@ def test_the_epochs_line_says_how_long_its_steps_waited(
     assert found == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]
 
 
-def test_the_results_count_the_time_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_results_count_the_time_of_the_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(tables, "time", clock)
     run: Any = SimpleNamespace(folder=tmp_path, first_step=0)
@@ -140,4 +159,6 @@ def test_the_results_count_the_time_of_the_whole_run(tmp_path: Path, monkeypatch
 
 def test_durations() -> None:
     shown = ["0 s", "1 min 0 s", "2 min 5 s", "3 h 4 min", "9 d 1 h"]
-    assert [duration(seconds) for seconds in (0.2, 59.6, 125, 3 * 3600 + 240, 9 * 86400 + 3600)] == shown
+    assert [
+        duration(seconds) for seconds in (0.2, 59.6, 125, 3 * 3600 + 240, 9 * 86400 + 3600)
+    ] == shown

@@ -11,7 +11,9 @@ from cait.cores import discard
 from cait.extras.terminal.output import GuardedOutput
 
 
-def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_output_goes_stops_unless_it_ignores_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[int] = []
     before = signal.getsignal(signal.SIGHUP)
     try:
@@ -19,7 +21,11 @@ def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytes
             signal.signal(signal.SIGHUP, handler)
             reader, writer = os.pipe()
             os.close(reader)
-            dies = pytest.raises(BrokenPipeError) if handler == signal.SIG_DFL else contextlib.nullcontext()
+            dies = (
+                pytest.raises(BrokenPipeError)
+                if handler == signal.SIG_DFL
+                else contextlib.nullcontext()
+            )
             output = GuardedOutput()
             with open(writer, "w") as stream, monkeypatch.context() as patch:
                 patch.setattr(sys, "stdout", stream)

@@ -27,7 +27,11 @@ def fit(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    step = ["--trainer.fast_dev_run=1", "--data.num_workers=0", "--trainer.callbacks+=test_threads.Threads"]
+    step = [
+        "--trainer.fast_dev_run=1",
+        "--data.num_workers=0",
+        "--trainer.callbacks+=test_threads.Threads",
+    ]
     yield ["fit", *SMALL, *step]
     torch.set_num_threads(before)
 
@@ -43,4 +47,8 @@ def test_a_small_batch_has_one_thread_unless_a_number_is_given(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     main(fit)
     lines = capfd.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("threads:")] == ["threads: 1", "threads: 3", "threads: 3"]
+    assert [line for line in lines if line.startswith("threads:")] == [
+        "threads: 1",
+        "threads: 3",
+        "threads: 3",
+    ]

@@ -35,7 +35,9 @@ def test_maps_are_timms() -> None:
         theirs(images)
     maps = ours.maps(images)
     assert len(mixed) == len(of_class) == 2
-    for found, expected in zip([*maps.self_attention, *maps.class_attention], [*mixed, *of_class], strict=True):
+    for found, expected in zip(
+        [*maps.self_attention, *maps.class_attention], [*mixed, *of_class], strict=True
+    ):
         assert (found - expected).abs().max() <= 1e-6
 
 
@@ -52,12 +54,21 @@ def test_the_maps_of_a_network_leave_it_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, *(pytest.param(each, marks=needs_ablations) for each in (dict(cls_in_keys=False), dict(class_token_at=1)))],
+    [
+        {},
+        *(
+            pytest.param(each, marks=needs_ablations)
+            for each in (dict(cls_in_keys=False), dict(class_token_at=1))
+        ),
+    ],
     ids=str,
 )
 def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict) -> None:
     torch.manual_seed(0)
-    network, image = package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval(), torch.randn(3, 32, 32)
+    network, image = (
+        package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval(),
+        torch.randn(3, 32, 32),
+    )
     found, whole_maps = maps.look(network, image), network.maps(image[None]).class_attention
     for ours, whole in zip(found, whole_maps, strict=True):
         assert ours.shape == (4, 4, 4)
@@ -82,10 +93,22 @@ def test_a_cait_whose_class_token_is_there_from_the_start_is_refused() -> None:
 def bright_seeker(img_size: int) -> nn.Module:
     """A CaiT whose class token reads bright patches: the first channel is brightness, and the query asks for it."""
     network = package.create_model(
-        "xxs24", img_size, 2, depth=1, depth_token_only=1, embed_dim=8, num_heads=2, patch_size=4, layer_scale_init=1e-9
+        "xxs24",
+        img_size,
+        2,
+        depth=1,
+        depth_token_only=1,
+        embed_dim=8,
+        num_heads=2,
+        patch_size=4,
+        layer_scale_init=1e-9,
     )
     with torch.no_grad():
-        for parameter in (network.patch_embed.proj.weight, network.patch_embed.proj.bias, network.pos_embed):
+        for parameter in (
+            network.patch_embed.proj.weight,
+            network.patch_embed.proj.bias,
+            network.pos_embed,
+        ):
             parameter.zero_()
         network.patch_embed.proj.weight[0] = 1 / 48
         attn = network.blocks_token_only[0].attn
@@ -102,7 +125,9 @@ def bright_seeker(img_size: int) -> nn.Module:
 def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) -> None:
     side = min(width, height)
     corners = [
-        at + sign * 0.15 * side for sign in (-1, 1) for at in (width / 2 + 0.18 * side, height / 2 - 0.12 * side)
+        at + sign * 0.15 * side
+        for sign in (-1, 1)
+        for at in (width / 2 + 0.18 * side, height / 2 - 0.12 * side)
     ]
     left, top, right, bottom = map(round, corners)
     photograph = Image.new("RGB", (width, height))
@@ -113,7 +138,9 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     assert (plots.pixels(image, data.settings) == pixels.numpy()).all()
     gray = ImageNetDataModule(img_size=64, in_chans=1)
     seen = pixels[..., :1].expand(-1, -1, 3)
-    assert (plots.pixels(gray.normalize_and_erase(seen[None])[0], gray.settings) == seen.numpy()).all()
+    assert (
+        plots.pixels(gray.normalize_and_erase(seen[None])[0], gray.settings) == seen.numpy()
+    ).all()
 
     figure = maps.draw(maps.look(bright_seeker(64), image), pixels.numpy(), "")
     axes = next(axes for axes in figure.axes if axes.get_title() == "saliency")
@@ -121,6 +148,9 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     assert below.get_extent() == above.get_extent()  # over the pixels that the network sees
     assert np.array_equal(below.get_array(), pixels)
     weights = np.asarray(above.get_array())
-    salient, bright = np.kron(weights > weights.max() / 2, np.ones((4, 4))), pixels.float().mean(dim=2).numpy() > 127
+    salient, bright = (
+        np.kron(weights > weights.max() / 2, np.ones((4, 4))),
+        pixels.float().mean(dim=2).numpy() > 127,
+    )
     for axis in (0, 1):
         assert abs(np.nonzero(bright)[axis].mean() - np.nonzero(salient)[axis].mean()) <= 2

@@ -18,7 +18,10 @@ from cait.extras.visualize import compare
 def runs(place: Path) -> None:
     """Two runs: "long" of two epochs, and "short" within its first epoch."""
     few = [*SMALL, "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=2"]
-    few += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
+    few += [
+        "--data.num_workers=0",
+        "--trainer.devices=1",
+    ]  # the tests' own process could not start others
     ended(place, "long", [*few, "--trainer.max_epochs=2", "--ema.decay=0.9"])
     ended(place, "short", [*few, "--trainer.max_steps=4", "--model.lr=1e-4"])
 
@@ -28,7 +31,10 @@ pytestmark = pytest.mark.usefixtures("runs", "here")
 
 def test_the_picture_of_many_runs_has_a_name_that_a_disk_takes() -> None:
     assert compare.picture(["long", "short"]) == "compare-long-short.png"
-    assert compare.picture([f"trial-{number:03d}" for number in range(30)]) == "compare-trial-000-and-29-more.png"
+    assert (
+        compare.picture([f"trial-{number:03d}" for number in range(30)])
+        == "compare-trial-000-and-29-more.png"
+    )
 
 
 def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,9 +46,9 @@ def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) ->
     cells = ([cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines)
     rows = {row[0]: row[1:] for row in cells if len(row) == 3}
     assert rows["setting"] == rows["metric"] == ["long", "short"]
-    assert {name for name in rows if name.partition(".")[0] in ("model", "data", "trainer", "ema")} == {
-        *("ema.decay", "model.lr", "trainer.max_epochs", "trainer.max_steps")
-    }
+    assert {
+        name for name in rows if name.partition(".")[0] in ("model", "data", "trainer", "ema")
+    } == {*("ema.decay", "model.lr", "trainer.max_epochs", "trainer.max_steps")}
     assert rows["model.lr"] == ["0.002", "0.0001"]
     assert rows["steps"] == ["12", "4"]
     with Path("logs/long/metrics.csv").open() as file:
@@ -86,13 +92,21 @@ def test_a_run_is_plotted_as_it_was_logged(capsys: pytest.CaptureFixture[str]) -
     figure = curves.draw({"long": logged["long"]})
     train, val, average = figure.axes[0].get_lines()
     assert list(train.get_ydata()) == logged["long"]["train/loss"][1]
-    assert (list(val.get_xdata()), list(val.get_ydata())) == ([1, 2], logged["long"]["val/loss"][1])  # epochs
+    assert (list(val.get_xdata()), list(val.get_ydata())) == (
+        [1, 2],
+        logged["long"]["val/loss"][1],
+    )  # epochs
     assert list(average.get_ydata()) == logged["long"]["val_ema/loss"][1]
     both = curves.draw(logged)
-    assert {axes.get_xlabel() for axes in both.axes} == {"step"}  # no epoch of the short run is over
+    assert {axes.get_xlabel() for axes in both.axes} == {
+        "step"
+    }  # no epoch of the short run is over
     names = ["long train", "long val", "long val_ema", "short train"]
     assert {*names} <= {text.get_text() for text in both.legends[0].get_texts()}
-    drawn = [(line.get_label(), line.get_color(), line.get_linestyle()) for line in both.axes[0].get_lines()]
+    drawn = [
+        (line.get_label(), line.get_color(), line.get_linestyle())
+        for line in both.axes[0].get_lines()
+    ]
     assert drawn[:4] == [*zip(names, ("C0", "C0", "C0", "C1"), ("-", "--", ":", "-"), strict=True)]
 
 
@@ -116,7 +130,10 @@ def test_what_cannot_be_compared_or_drawn_is_told_in_one_line(here: Path) -> Non
     for arguments, words in [
         (["compare", "long", "shrt"], "there is no run logs/shrt; did you mean short"),
         (["compare", "bare"], "logs/bare/metrics.csv is missing: the run has logged nothing yet"),
-        (["compare", "long", "short", "--output=a.xyz"], "a figure's file ends with .png, .pdf or .svg"),
+        (
+            ["compare", "long", "short", "--output=a.xyz"],
+            "a figure's file ends with .png, .pdf or .svg",
+        ),
     ]:
         done = call(here, *arguments)
         assert done.returncode == 2

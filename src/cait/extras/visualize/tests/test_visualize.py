@@ -35,7 +35,9 @@ EVIL = "<b>&\"cat'$_{$"
 @pytest.mark.parametrize(("pool", "reads"), [("token", slice(0, 1)), ("avg", slice(1, None))])
 def test_attention_is_the_softmax_of_the_last_block(pool: str, reads: slice) -> None:
     torch.manual_seed(0)
-    network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=2, num_classes=5, global_pool=pool).eval()
+    network = timm.create_model(
+        "deit_tiny_patch16_224", img_size=64, depth=2, num_classes=5, global_pool=pool
+    ).eval()
     image = torch.randn(3, 64, 64)
     seen: list[torch.Tensor] = []
     hook = network.blocks[-1].attn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -53,7 +55,11 @@ def test_grad_cam_of_pooled_maps_is_cam() -> None:
     """With a linear head on the mean of the maps, Grad-CAM is their weighted sum (CAM, arXiv 1512.04150)."""
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.ReLU())
-    network = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval().requires_grad_(False)
+    network = (
+        nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+        .eval()
+        .requires_grad_(False)
+    )
     image = torch.randn(3, 17, 17)
     made = body(image[None])
     row = network[-1].weight[network(image[None]).argmax()]
@@ -82,7 +88,9 @@ def test_scores_are_scikit_learns_and_the_worst_come_first() -> None:
     scored, counted = sections.score(batches), labels >= 0
     expected = confusion_matrix(labels[counted], logits.argmax(dim=1)[counted])
     losses = torch.nn.functional.cross_entropy(logits[counted], labels[counted], reduction="none")
-    assert [each.loss for each in scored] == pytest.approx(losses.sort(descending=True).values.tolist(), abs=1e-5)
+    assert [each.loss for each in scored] == pytest.approx(
+        losses.sort(descending=True).values.tolist(), abs=1e-5
+    )
     assert sorted(each.place for each in scored) == [*range(7), *range(8, 50)]
     (axes,) = sections.draw_confusion(scored, list("abcd")).axes
     assert np.allclose(axes.images[0].get_array(), expected / expected.sum(axis=1, keepdims=True))
@@ -126,7 +134,10 @@ def test_what_users_named_is_text(tmp_path: Path) -> None:
 
 
 FAST = ["--data.root=mixed", "--data.batch_size=12", "--data.img_size=32", "--trainer.max_epochs=1"]
-FAST += ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
+FAST += [
+    "--data.num_workers=0",
+    "--trainer.devices=1",
+]  # the tests' own process could not start others
 BASE = ["--config", str(REPO / "configs/base.yaml")]
 
 
@@ -155,7 +166,9 @@ Capture = pytest.CaptureFixture[str]
 def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     main(["visualize", "a"])
     first, second, result, last = capfd.readouterr().out.splitlines()
-    assert re.match(r"logs/a/visualize/b-cat-_-[\w-]+\.png  .*%.*; true class <b>&\"cat'\$_{\$$", first)
+    assert re.match(
+        r"logs/a/visualize/b-cat-_-[\w-]+\.png  .*%.*; true class <b>&\"cat'\$_{\$$", first
+    )
     assert re.match(r"logs/a/visualize/owl-[\w-]+\.png  .*%.*; true class owl$", second)
     assert re.match(r"top-1 \d+\.\d\d % of 10 validation images$", result)
     assert last == "logs/a/visualize/index.html"
@@ -163,7 +176,12 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     wrong = 10 - round(float(result.split()[1]) / 10)
     assert images == wrong + 1 + 2 + 1  # mistakes, confusion matrix, maps of the two, curves
     assert text.index("Worst mistakes") < text.index("Maps") < text.index("Curves")
-    for words in ("logs/a/checkpoints/best.ckpt, moving average, step ", EVIL, "cait visualize a", result):
+    for words in (
+        "logs/a/checkpoints/best.ckpt, moving average, step ",
+        EVIL,
+        "cait visualize a",
+        result,
+    ):
         assert words in text
     for line in (first, second):
         assert Image.open(line.partition("  ")[0]).width > 500
@@ -186,7 +204,16 @@ def test_images_weights_and_places_are_chosen(trained: Path, capfd: Capture) -> 
     shutil.rmtree("mixed/val")  # of a run that was fetched from another machine
     shutil.move("mixed/train/owl/0.jpg", "x.jpg")
     (trained / "metrics.csv").unlink()
-    main(["visualize", str(trained / "checkpoints/last.ckpt"), "--images", "x.jpg", "--output=out/here", "--ema"])
+    main(
+        [
+            "visualize",
+            str(trained / "checkpoints/last.ckpt"),
+            "--images",
+            "x.jpg",
+            "--output=out/here",
+            "--ema",
+        ]
+    )
     out = capfd.readouterr().out.splitlines()
     assert out[0].startswith("out/here/x.png  ")
     assert out[1].startswith("the validation set is not scored: ")
@@ -214,15 +241,31 @@ def test_what_cannot_be_shown_is_refused_in_one_line(trained: Path) -> None:
         assert words in line, arguments
 
 
-def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+def test_published_weights_need_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
     """As the paper's pictures are made: the release's file, at the model's own resolution."""
     monkeypatch.chdir(tmp_path)
     fields: dict = dict(depth=1)
     network = package.create_model("xxs24", 224, 1000, **fields)
     monkeypatch.setattr("cait.model.network.create_model", lambda name, size, classes: network)
-    torch.save({"model": {f"module.{key}": value for key, value in network.state_dict().items()}}, "XXS24_224.pth")
+    torch.save(
+        {"model": {f"module.{key}": value for key, value in network.state_dict().items()}},
+        "XXS24_224.pth",
+    )
     Image.new("RGB", (300, 200), "red").save("photo.png")
-    main(["visualize", "--name", "xxs24", "--weights", "XXS24_224.pth", "--images", "photo.png", "--output=out"])
+    main(
+        [
+            "visualize",
+            "--name",
+            "xxs24",
+            "--weights",
+            "XXS24_224.pth",
+            "--images",
+            "photo.png",
+            "--output=out",
+        ]
+    )
     assert capfd.readouterr().out.splitlines()[-1] == "out/index.html"
     text, images = check_page(Path("out/index.html"))
     assert "XXS24_224.pth" in text
@@ -232,7 +275,10 @@ def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("network", "caption"),
     [
-        (SMALL, "first class-attention block" if VARIANTS else "what all patches read"),  # CaiT may have been deleted
+        (
+            SMALL,
+            "first class-attention block" if VARIANTS else "what all patches read",
+        ),  # CaiT may have been deleted
         *slow(
             ([*BASE, "--model.name=timm/test_resnet"], "Grad-CAM"),
             ([*BASE, "--model.name=timm/test_vit"], "what all patches read"),
@@ -241,10 +287,23 @@ def test_published_weights_need_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     ids=["own", "resnet", "vit"],
 )
 def test_the_page_shows_where_each_kind_of_network_looks(
-    network: list[str], caption: str, digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: list[str],
+    caption: str,
+    digits_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["fit", *network, *FAST, f"--data.root={digits_root}", "--trainer.max_steps=2", "--run_name=a"])
+    main(
+        [
+            "fit",
+            *network,
+            *FAST,
+            f"--data.root={digits_root}",
+            "--trainer.max_steps=2",
+            "--run_name=a",
+        ]
+    )
     digit = min((digits_root / "val" / "3").iterdir())
     twin = Path(shutil.copytree(digit.parent, "other/3"), digit.name)
     main(["visualize", "a", "--no_validation", "--images", str(digit), str(twin)])
