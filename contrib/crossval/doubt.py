@@ -22,8 +22,9 @@ Row = tuple[str, str, str, str, str]
 
 def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
     """The data module of a run, and what its last checkpoint thinks of its validation images."""
-    checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
-    loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
+    loaded = loading.from_checkpoint(
+        run / rundir.CHECKPOINTS / rundir.LAST, run, None, None, program.module, program.data
+    )
     data = loaded.data
     samples = data.source.val
     probabilities, labels = map(np.concatenate, zip(*loaded.judge(samples), strict=True))

@@ -56,8 +56,8 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
 
 def _pixels(data: Any, path: str) -> np.ndarray:
     """An image as people see it, whole and small."""
-    reading = replace(data.settings, shrink=SIDE)  # large files are read much faster so
-    image = load_image(data.root / path, reading=reading)
+    # Large files are read much faster when they shrink.
+    image = load_image(data.root / path, reading=replace(data.settings, shrink=SIDE))
     if not isinstance(image, Image.Image):
         image = Image.fromarray(plots.pixels(data.settings.normalize(image), data.settings))
     image.thumbnail((SIDE, SIDE))

@@ -48,7 +48,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     options = Options("crossval")
     options.add_argument("--data.folds", dest="folds", nargs="?")
     folds = options.parse_known_args(settings)[0].folds
-    if folds is None or not folds.isdigit() or int(folds) < 2:
+    if not folds or not folds.isdigit() or int(folds) < 2:
         raise UserError(f"--data.folds must be at least 2, got {folds}")
     check_run_name(args.name)
     folder = rundir.LOGS / args.name
@@ -64,11 +64,11 @@ def crossval(arguments: list[str], program: Program) -> None:
     _doubt(folder, runs, program)
 
 
-def _remember(folder: Path, settings: Sequence[str]) -> None:
+def _remember(folder: Path, settings: list[str]) -> None:
     """Raise UserError if the folder has folds of other settings; otherwise note these."""
     path = folder / SETTINGS
     if path.is_file():
-        if disk.read_json(path, [str]) != list(settings):
+        if disk.read_json(path, [str]) != settings:
             raise UserError(
                 f"{folder} has folds with other settings; give another name, or remove it"
             )
@@ -76,7 +76,7 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and holds no cross-validation; give another name")
     folder.mkdir(parents=True, exist_ok=True)
-    disk.write_json(path, list(settings))
+    disk.write_json(path, settings)
 
 
 def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> None:
@@ -170,9 +170,10 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
             below(data.root, images.name(index)): images.group(index)
             for index in range(len(images))
         }
-    names = source.class_names
-    test = [(below(data.root, path), names[label]) for path, label in source.test or ()]
-    rows = doubt.write(folder, names, scored, groups, test)
+    test = [
+        (below(data.root, path), source.class_names[label]) for path, label in source.test or ()
+    ]
+    rows = doubt.write(folder, source.class_names, scored, groups, test)
     print(
         f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}"
     )

@@ -200,16 +200,14 @@ def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) ->
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     try:
-        stacks = [
-            child
-            for child in network.children()
-            if isinstance(child, nn.Sequential | nn.ModuleList)
-        ]
-        for block in (block for stack in stacks for block in stack):
-            for layer in block.modules():
-                if compute and isinstance(layer, NORMS):
-                    fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        for stack in network.children():
+            if not isinstance(stack, nn.Sequential | nn.ModuleList):
+                continue
+            for block in stack:
+                for layer in block.modules():
+                    if compute and isinstance(layer, NORMS):
+                        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(network, mesh=mesh, reshard_after_forward=True)
     except (
         Exception

@@ -63,37 +63,36 @@ def _folded_form(part: nn.Module, portable: bool, packed: bool) -> nn.Module | N
 def _fold_weights(cait: CaiT) -> None:
     """Fold what is a change of weights alone."""
     for block in [*cait.blocks, *cait.blocks_token_only]:
-        attn, mlp = block.attn, block.mlp
+        attn = block.attn
+        mlp = block.mlp
         readers = [attn.qkv] if isinstance(attn, SelfAttention) else [attn.q, attn.k, attn.v]
-        _fold_norm(block, "norm1", readers)
-        _fold_norm(block, "norm2", [mlp.fc1])
-        for name, linear in (("gamma_1", attn.proj), ("gamma_2", mlp.fc2)):
-            _scale(linear, getattr(block, name))
-            setattr(block, name, None)
+        block.norm1 = _folded_norm(block.norm1, readers)
+        block.norm2 = _folded_norm(block.norm2, [mlp.fc1])
+        _scale(attn.proj, block.gamma_1)
+        _scale(mlp.fc2, block.gamma_2)
+        block.gamma_1 = None
+        block.gamma_2 = None
         scales = torch.ones_like(readers[0].bias)
         scales[: attn.proj.in_features] = attn.scale
         _scale(readers[0], scales)
         attn.scale = 1.0
-    _fold_norm(cait, "norm", [cait.head])
+    cait.norm = _folded_norm(cait.norm, [cait.head])
 
 
 def _scale(linear: Any, factors: Tensor) -> None:
     """γ(Wx + b) = (γW)x + γb"""
-    linear.weight, linear.bias = (
-        _fixed(factors[:, None] * linear.weight),
-        _fixed(factors * linear.bias),
-    )
+    linear.weight = _fixed(factors[:, None] * linear.weight)
+    linear.bias = _fixed(factors * linear.bias)
 
 
-def _fold_norm(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
-    """W(s·x + t) + b = (W·s)x + (Wt + b), for a layer norm's s and t."""
-    norm: Any = getattr(owner, name)
+def _folded_norm(norm: Any, readers: Iterable[Any]) -> nn.LayerNorm:
+    """A layer norm without s and t, which its readers take in: W(s·x + t) + b = (W·s)x + (Wt + b)."""
     for linear in readers:
         if linear.bias is None:
             linear.bias = _fixed(linear.weight.new_zeros(linear.out_features))
         linear.bias = _fixed(linear.bias + linear.weight @ norm.bias)
         linear.weight = _fixed(linear.weight * norm.weight)
-    setattr(owner, name, nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False))
+    return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False)
 
 
 def _fixed(values: Tensor) -> nn.Parameter:
@@ -117,10 +116,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
         super().__init__()
-        self.weight, self.bias = (
-            torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()),
-            linear.bias,
-        )
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = linear.bias
         self.after: Any = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +129,8 @@ class PackedMlp(nn.Module):
 
     def __init__(self, mlp: Mlp) -> None:
         super().__init__()
-        self.fc1, self.fc2 = PackedLinear(mlp.fc1, gelu=True), PackedLinear(mlp.fc2)
+        self.fc1 = PackedLinear(mlp.fc1, gelu=True)
+        self.fc2 = PackedLinear(mlp.fc2)
 
     def forward(self, x: Tensor, gamma: None = None) -> Tensor:
         return self.fc2(self.fc1(x))
@@ -143,11 +141,13 @@ class TalkingHeads(nn.Module):
 
     def __init__(self, attn: SelfAttention, packed: bool) -> None:
         super().__init__()
-        self.num_heads, self.packed = attn.num_heads, packed
+        self.num_heads = attn.num_heads
+        self.packed = packed
         self.qkv, self.proj = (
             PackedLinear(layer) if packed else layer for layer in (attn.qkv, attn.proj)
         )
-        self.mix_l, self.mix_w = attn.proj_l.weight, attn.proj_w.weight
+        self.mix_l = attn.proj_l.weight
+        self.mix_w = attn.proj_w.weight
         self.bias_w = _fixed(
             attn.proj_w.bias.repeat_interleave(attn.proj.in_features // attn.num_heads)
         )

@@ -16,12 +16,16 @@ from cait.data.transforms import Preprocessing
 from cait.extras import plots
 from contrib.replay.training_batches import Batch, Box, SeenImage
 
-COLUMNS, ROWS = 8, 8
+COLUMNS = 8
+ROWS = 8
 """Cells of a sheet."""
-WIDTH, HEIGHT = 1.5, 2.0
+WIDTH = 1.5
+HEIGHT = 2.0
 """Inches of a cell with its caption."""
-PASTED, ERASED = "#56B4E9", "#E69F00"
-"""Colors of the boxes: blue and orange."""
+PASTED = "#56B4E9"
+"""Blue, the color of the box that CutMix pasted."""
+ERASED = "#E69F00"
+"""Orange, the color of the box that was erased."""
 FIELDS = (
     "step",
     "epoch",
@@ -70,9 +74,15 @@ def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
                 cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False
             )
             for color, (top, left, height, width) in cell.boxes.items():
-                corner = (left - 0.5, top - 0.5)
                 panel.add_patch(
-                    Rectangle(corner, width, height, fill=False, color=color, linewidth=1.2)
+                    Rectangle(
+                        (left - 0.5, top - 0.5),
+                        width,
+                        height,
+                        fill=False,
+                        color=color,
+                        linewidth=1.2,
+                    )
                 )
         yield figure
 
@@ -105,8 +115,8 @@ def write(
                     for color, box in ((PASTED, image.box), (ERASED, image.erased))
                     if box
                 }
-                caption = _caption(image, partner, loss, several)
-                cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
+                pixels = plots.pixels(batch.images[place], preprocessing)
+                cells.append(Cell(pixels, _caption(image, partner, loss, several), boxes))
     first = lines[0][FIELDS.index("batch")]
     which = f"batch {first}" if first == image.batch else f"batches {first} to {image.batch}"
     title = f"step {step}: epoch {image.epoch}, {which}, {len(lines):,} images"

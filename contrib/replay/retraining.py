@@ -58,7 +58,9 @@ class ReplayCLI(CaiTCLI):
         super()._add_instantiators()
         if self.asked.data_only:
             self.parser.add_instantiator(
-                _no_network, self._model_class, subclasses=self.subclass_mode_model
+                lambda *_, **__: LightningModule(),
+                self._model_class,
+                subclasses=self.subclass_mode_model,
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -68,7 +70,6 @@ class ReplayCLI(CaiTCLI):
         kwargs |= dict(
             default_root_dir=asked.output,
             enable_checkpointing=False,
-            enable_progress_bar=False,
             enable_model_summary=False,
             profiler=None,
             max_time=None,
@@ -80,34 +81,39 @@ class ReplayCLI(CaiTCLI):
         start = self.checkpoint_step or 0
         self.record = StepRecord(start, self.steps)
         if asked.data_only:
-            return self._any_trainer(kwargs | dict(logger=False))
+            return self._any_trainer(kwargs | dict(logger=False, enable_progress_bar=False))
         if asked.ckpt_path is not None:
             self.model.starts_anew = False  # the weights that the run began with may be gone
         if start > asked.step:
             raise UserError(f"{asked.start} is of step {start:,}, after step {asked.step:,}")
         self.kept = KeptRows()
         callbacks = [
-            callback
-            for callback in listed(configured.callbacks)
-            if not isinstance(callback, Checkpoint | EarlyStopping)
+            *(
+                callback
+                for callback in listed(configured.callbacks)
+                if not isinstance(callback, Checkpoint | EarlyStopping)
+            ),
+            StepSeed(self.datamodule.seed),
+            self.record,
+            NonFiniteGuard(
+                asked.output, NEVER
+            ),  # skips what comes after it in a step without a finite gradient
+            UnreadableReport(self.datamodule),
+            *plugins.step_callbacks(self.model, self.datamodule),
         ]
-        callbacks += [StepSeed(self.datamodule.seed), self.record]
-        # The guard skips what comes after it in a step without a finite gradient.
-        callbacks += [NonFiniteGuard(asked.output, NEVER), UnreadableReport(self.datamodule)]
-        callbacks += plugins.step_callbacks(self.model, self.datamodule)
         if asked.planned:
             callbacks.append(KeptPlan(**asked.planned))
-        kwargs |= dict(
+        cluster = self.processes.cluster()
+        if isinstance(cluster, SLURMEnvironment):
+            kwargs["plugins"] = [*listed(configured.plugins), cluster]
+        return super(CaiTCLI, self).instantiate_trainer(
+            **kwargs,
             logger=[self.kept],
             callbacks=callbacks,
             log_every_n_steps=1,
             limit_val_batches=0,
             enable_progress_bar=sys.stdout.isatty(),
         )
-        cluster = self.processes.cluster()
-        if isinstance(cluster, SLURMEnvironment):
-            kwargs["plugins"] = [*listed(configured.plugins), cluster]
-        return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
     def _any_trainer(self, kwargs: Settings) -> Trainer:
         """A Trainer that need not train: on the CPU if the run's accelerator is missing here."""
@@ -128,8 +134,9 @@ class ReplayCLI(CaiTCLI):
             if isinstance(devices, list):
                 devices = len(devices)
             count = int(devices) if str(devices).isdigit() else 1
-            kwargs |= dict(accelerator="cpu", devices=count, callbacks=callbacks)
-            return super(CaiTCLI, self).instantiate_trainer(**kwargs)
+            return super(CaiTCLI, self).instantiate_trainer(
+                **kwargs, accelerator="cpu", devices=count, callbacks=callbacks
+            )
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""
@@ -168,7 +175,7 @@ class ReplayCLI(CaiTCLI):
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
-        logged: dict[int, dict[str, float]] = {}
+        logged = {}
         with contextlib.suppress(UserError):  # nothing is logged yet
             logged = curves.rows(self.asked.folder)
         table = Table("step", "", "replay", "metrics.csv")
@@ -188,12 +195,14 @@ class ReplayCLI(CaiTCLI):
         for step in self.steps:
             stem = asked.output / f"step-{step:06d}"
             positions = batches.of_step(step) if asked.data_only else self.record.batches[step]
-            processes = range(self.trainer.world_size)
-            shards = [(*position, process) for position in positions for process in processes]
+            shards = [
+                (*position, process)
+                for position in positions
+                for process in range(self.trainer.world_size)
+            ]
             read = ((batches.read(*shard), self._losses(*shard)) for shard in shards)
-            several = len(shards) > 1
             written += contact_sheet.write(
-                stem, step, read, several, asked.images, self.datamodule.settings
+                stem, step, read, len(shards) > 1, asked.images, self.datamodule.settings
             )
             if not asked.data_only:
                 path = stem.with_name(f"{stem.name}-gradients.csv")
@@ -212,7 +221,3 @@ class ReplayCLI(CaiTCLI):
         """The loss of each image of a batch, if it was noted."""
         losses = self.record.losses.get((epoch, batch))
         return None if losses is None else losses[process].tolist()
-
-
-def _no_network(*_: Any, **__: Any) -> LightningModule:
-    return LightningModule()

@@ -68,8 +68,10 @@ class TrainerAt:
         self._trainer = trainer
         self.current_epoch = epoch
         self.global_rank = process
-        progress = SimpleNamespace(current=SimpleNamespace(ready=batch))
-        self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+        current = SimpleNamespace(ready=batch)
+        self.fit_loop = SimpleNamespace(
+            epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=current))
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
@@ -137,8 +139,10 @@ class TrainingBatches:
             epoch += 1
             step -= steps
         count = loops.accumulated(self.trainer, epoch)
-        batches = range(self.batches_per_epoch)[step * count : (step + 1) * count]
-        return [(epoch, batch) for batch in batches]
+        return [
+            (epoch, batch)
+            for batch in range(self.batches_per_epoch)[step * count : (step + 1) * count]
+        ]
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""
@@ -154,22 +158,21 @@ class TrainingBatches:
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
             _, wanted, repeat = key
             index = _index(data.train_images, key)
-            image = SeenImage(
-                *data._position(),
-                process,
-                place,
-                index,
-                repeat,
-                label,
-                data.label_names[label],
-                name(index),
-                name(wanted) if index != wanted else "",
-                erased=erased.get(place),
+            seen.append(
+                SeenImage(
+                    *data._position(),
+                    process,
+                    place,
+                    index,
+                    repeat,
+                    label,
+                    data.label_names[label],
+                    name(index),
+                    name(wanted) if index != wanted else "",
+                    erased=erased.get(place),
+                )
             )
-            seen.append(image)
-        moved: Any = data.on_before_batch_transfer(
-            self.trainer.precision_plugin.convert_input(raw), 0
-        )
+        moved = data.on_before_batch_transfer(self.trainer.precision_plugin.convert_input(raw), 0)
         moved = data.transfer_batch_to_device(moved, self.trainer.strategy.root_device, 0)
         images, targets = data.on_after_batch_transfer(moved, 0)
         if data.settings.mixes:
@@ -178,7 +181,6 @@ class TrainingBatches:
 
     def _erased(self, keys: list[Key], raw: Any) -> dict[int, Box]:
         """The erased box by place in the batch."""
-        images = self.data.train_images
         transform = self.data.train_transform
         if transform is self.data.pipeline:
             return {place: tuple(box) for place, (_, *box) in raw[2]}
@@ -187,7 +189,7 @@ class TrainingBatches:
             return {}
         probability = erasing.probability
         erasing.probability = 0.0  # the last draws of all: nothing else changes
-        intact = images.__getitems__(keys)
+        intact = self.data.train_images.__getitems__(keys)
         erasing.probability = probability
         boxes = {}
         for place, (after, (before, _)) in enumerate(zip(raw[0], intact, strict=True)):

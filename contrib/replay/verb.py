@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cait import ckpt, disk
-from cait.cli.options import TRUST, Line, Options, split_flag
+from cait.cli.options import Line, Options
 from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
@@ -25,7 +25,6 @@ the norms of the gradients. Steps count from 0, as in metrics.csv. The run may s
 
 def replay(arguments: list[str], program: Program) -> None:
     named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
-    trusted, others = split_flag(TRUST, arguments[len(named) :])
     options = Options("replay", DESCRIPTION)
     options.usage = USAGE
     options.add_argument(
@@ -52,17 +51,15 @@ def replay(arguments: list[str], program: Program) -> None:
         metavar="DIR",
         help="folder to write to; default replay/ in the run's",
     )
-    options.add_argument(
-        TRUST, action="store_true", help="run the code that the run's config.yaml names"
-    )
-    asked, given = options.parse_known_args(others)
+    options.add_trust()
+    asked, given = options.parse_known_args(arguments[len(named) :])
     _check(asked, bool(named), given)
     asked.folder = rundir.folder_of(named[0]) if named else None
-    asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
+    asked.output = asked.output or (asked.folder or Path()) / "replay"
     disk.check_output(asked.output, folder=True)
     _choose_start(asked)
     with _kept_start(asked):
-        _run(asked, given, trusted, program)
+        _run(asked, given, program)
 
 
 def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
@@ -99,7 +96,7 @@ def _choose_start(asked: Namespace) -> None:
                 nearest = step
                 asked.start = path
             plan = checkpoint.get("callbacks", {}).get("Plan")
-            disk.check_shape(plan, dict.fromkeys(("before", "epochs", "step"), int), path, "Plan")
+            disk.check_shape(plan, {"before": int, "epochs": int, "step": int}, path, "Plan")
             asked.planned = asked.planned or plan
 
 
@@ -126,11 +123,11 @@ def _kept_start(asked: Namespace) -> Iterator[None]:
             asked.output.rmdir()
 
 
-def _run(asked: Namespace, given: list[str], trusted: bool, program: Program) -> None:
+def _run(asked: Namespace, given: list[str], program: Program) -> None:
     from cait.guards import trust
     from contrib.replay.retraining import ReplayCLI
 
-    with trust.only_own(trusted):
+    with trust.only_own(asked.trusted):
         line = Line("fit", given, trust.settings)
         if asked.folder:
             config = rundir.config(asked.folder)

@@ -85,7 +85,7 @@ class Together(BatchedLoop):
         self, lit_api: LitAPI, request_queue: Any, transport: Any
     ) -> tuple[list, list]:
         """([(queue of the answer, id, image)], no request that waited too long)"""
-        waiting: list[Any] = []
+        waiting = []
         with suppress(Empty):
             waiting.append(request_queue.get(timeout=1))
             while len(waiting) < lit_api.max_batch_size:

@@ -16,8 +16,10 @@ PATIENCE = 600.0
 """Seconds for which a request is tried again while the bucket or the network fails."""
 PAUSES = (1.0, 15.0)
 """Seconds between the first two tries, and the most; each pause is twice the one before."""
-CONNECT_SECONDS, READ_SECONDS = 10, 60
-"""How long one try may wait for a connection, and for the next bytes."""
+CONNECT_SECONDS = 10
+"""How long one try may wait for a connection."""
+READ_SECONDS = 60
+"""How long it may wait for the next bytes."""
 GOOGLE = "https://storage.googleapis.com"
 
 
@@ -230,11 +232,14 @@ def client(process: int, endpoint_url: str | None) -> Any:
     import boto3
     from botocore.config import Config
 
-    config = Config(
-        retries={
-            "total_max_attempts": 1
-        },  # `Bucket` tries again, also where an answer ends amid its body
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
+    return boto3.Session().client(
+        "s3",
+        endpoint_url=endpoint_url,
+        config=Config(
+            retries={
+                "total_max_attempts": 1
+            },  # `Bucket` tries again, also where an answer ends amid its body
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+        ),
     )
-    return boto3.Session().client("s3", config=config, endpoint_url=endpoint_url)

@@ -119,9 +119,8 @@ class ShardSource:
     @cached_property
     def index(self) -> dict[str, Any]:
         """What shards.json says, and the set's `Piece`s. It holds no file names, so it cannot name other files."""
-        text = self.place.index()
         with told_as(f"{self.root}/{INDEX} is no index for this program"):
-            index = json.loads(text)
+            index = json.loads(self.place.index())
             if index["version"] != VERSION:
                 raise ValueError(
                     f"it is of version {index['version']}, this program reads version {VERSION}"
@@ -130,9 +129,9 @@ class ShardSource:
             for split in SPLITS:
                 files = index[split]
                 files["table"] = Piece(f"{split}/{TABLE}", *files["table"])
-                chunks = enumerate(files["chunks"])
                 files["chunks"] = [
-                    Piece(chunk_name(split, number), *chunk) for number, chunk in chunks
+                    Piece(chunk_name(split, number), *chunk)
+                    for number, chunk in enumerate(files["chunks"])
                 ]
                 asked = self._asked[split]
                 if asked not in (split, files["split"]):
@@ -173,11 +172,14 @@ class ShardSource:
         if self.index["pixels"]:
             self.index["pixels"].check(self.settings)
         sizes = {split: [piece.size for piece in self.index[split]["chunks"]] for split in SPLITS}
-        needed, windowed = sum(map(sum, sizes.values())), self.shards.order == "windowed"
-        what, remedy = "the chunks", "give --data.order windowed"
+        windowed = self.shards.order == "windowed"
+        needed = sum(map(sum, sizes.values()))
+        what = "the chunks"
+        remedy = "give --data.order windowed"
         if windowed and needed > self.place.limit:
             chunks = self.shards.window + 1
-            needed, what = sum(sorted(sizes["train"])[-chunks:]), f"{chunks} chunks"
+            needed = sum(sorted(sizes["train"])[-chunks:])
+            what = f"{chunks} chunks"
             remedy = "lower --data.window"
         if needed > self.place.limit:
             raise UserError(

@@ -149,15 +149,16 @@ class Chunks(Dataset[tuple[str, Record]]):
             for split, order in self.orders.items()
         }
         self.units = [
-            (split, number) for split, paths in self.paths.items() for number in range(len(paths))
+            (split, number, path)
+            for split, paths in self.paths.items()
+            for number, path in enumerate(paths)
         ]
 
     def __len__(self) -> int:
         return len(self.units)
 
     def __getitem__(self, unit: int) -> tuple[str, Record]:
-        split, number = self.units[unit]
-        path = self.paths[split][number]
+        split, number, path = self.units[unit]
         if path.is_file():
             return split, described(path.read_bytes())
         indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
@@ -258,8 +259,7 @@ def _finish(chunks: Chunks, split: str, records: list[Record], names: list[bytes
 
 def table_of(records: list[Record], order: np.ndarray, names: list[bytes]) -> Record:
     """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
-    places = np.empty(len(order), np.int32)
-    places[order] = np.arange(len(order))
+    places = np.argsort(order).astype(np.int32)  # the inverse of a permutation
     table: Record = {
         "names": np.frombuffer(b"".join(names), np.uint8),
         "ends": np.cumsum([len(name) for name in names], dtype=np.int64),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from cait import CONFIGS, disk, plugins
@@ -64,7 +63,7 @@ class Grid:
             self._chosen = content["sizes"][size]
             disk.check_shape(self._chosen, {"depths": [int], "seeds": int}, path, f"sizes.{size}")
             self.config = CONFIGS / base["config"]
-            self.base: Settings = (
+            self.base = (
                 base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
             )
             self._more = list(more)
@@ -73,11 +72,7 @@ class Grid:
                     f"--trainer.callbacks+={monitor.__name__}.callback.Monitor",
                     f"--trainer.callbacks.every_n_steps={int(base['monitor_every_n_steps'])}",
                 ]
-            seeds = range(self._chosen["seeds"])
-            self.runs = [
-                *chain.from_iterable(map(self._methods, seeds)),
-                *chain.from_iterable(map(self._places, seeds)),
-            ]
+            self.runs = [*self._methods(), *self._places()]
             if not self.runs:
                 raise UserError(f"{path}: the size {size} has no runs")
             refuse_chosen(
@@ -90,36 +85,38 @@ class Grid:
                 f"{path} is not a grid of a study: {type(error).__name__} {error}"
             ) from error
 
-    def _methods(self, seed: int) -> Iterable[StudyRun]:
+    def _methods(self) -> Iterable[StudyRun]:
         rates = self._content["drop_path_rate"]
         known = self._content["methods"]
-        # Deep runs first: the last to end is then a short one.
-        for depth in sorted(self._chosen["depths"], reverse=True):
-            for method in self._chosen.get("methods", known):
-                settings = dict(known[method])
-                paper = settings.pop("paper", None)
-                is_adapted = settings.pop("adapted", True)
-                settings["model.fields.depth"] = depth
-                settings["model.drop_path_rate"] = rates[depth if is_adapted else min(rates)]
-                yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
+        for seed in range(self._chosen["seeds"]):
+            # Deep runs first: the last to end is then a short one.
+            for depth in sorted(self._chosen["depths"], reverse=True):
+                for method in self._chosen.get("methods", known):
+                    settings = dict(known[method])
+                    paper = settings.pop("paper", None)
+                    is_adapted = settings.pop("adapted", True)
+                    settings["model.fields.depth"] = depth
+                    settings["model.drop_path_rate"] = rates[depth if is_adapted else min(rates)]
+                    yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
 
-    def _places(self, seed: int) -> Iterable[StudyRun]:
+    def _places(self) -> Iterable[StudyRun]:
         known = self._content["places"]
         plain = {
             "model.fields.residual": "plain",
             "model.fields.depth": PLACES_DEPTH,
             "model.drop_path_rate": self._content["drop_path_rate"][PLACES_DEPTH],
         }
-        for place in self._chosen.get("places", known):
-            settings = plain | known[place]
-            yield StudyRun(
-                place,
-                settings["model.fields.depth"],
-                seed,
-                settings,
-                f"table2/{place}",
-                is_place=True,
-            )
+        for seed in range(self._chosen["seeds"]):
+            for place in self._chosen.get("places", known):
+                settings = plain | known[place]
+                yield StudyRun(
+                    place,
+                    settings["model.fields.depth"],
+                    seed,
+                    settings,
+                    f"table2/{place}",
+                    is_place=True,
+                )
 
     def originals(self) -> dict[str, StudyRun]:
         """By each run's name, the first run with the same settings and seed: only that one is trained."""

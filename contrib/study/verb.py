@@ -91,8 +91,9 @@ class StudyRuns:
         """Raise UserError if one was trained with other settings, to its end or not."""
         for run in wanted:
             path = self.folder / run.name / RESULT
-            settings = self.grid.arguments(run)
-            if path.is_file() and disk.read_json(path, {"settings": [str]})["settings"] != settings:
+            if path.is_file() and disk.read_json(path, {"settings": [str]})[
+                "settings"
+            ] != self.grid.arguments(run):
                 raise UserError(
                     f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
                 )
@@ -114,8 +115,8 @@ class StudyRuns:
         disk.write_json(folder / RESULT, {"settings": settings})
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
-        settings.insert(0, f"--config={self.grid.config}")
-        status = train_run(self.program, folder, settings, variables, self.stopped.is_set)
+        arguments = [f"--config={self.grid.config}", *settings]
+        status = train_run(self.program, folder, arguments, variables, self.stopped.is_set)
         if self.is_done(run):
             shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
             return result_of(run, folder)
@@ -158,10 +159,8 @@ def _write(results: list[Result], folder: Path, data: str | None) -> list[Path]:
     table = folder / "results.csv"
     text = folder / "study.md"
     figure = folder / "depth.png"
-    rows = map(attrgetter(*Result.FIELDS), results)
-    disk.write_csv(table, Result.FIELDS, rows)
-    title = f"Depth on {data or 'the embedded digits'}"
-    report.write_report(results, text, title)
+    disk.write_csv(table, Result.FIELDS, map(attrgetter(*Result.FIELDS), results))
+    report.write_report(results, text, f"Depth on {data or 'the embedded digits'}")
     if all(result.is_place for result in results):
         return [table, text]
     report.draw_depth(results, figure)

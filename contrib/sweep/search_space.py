@@ -11,7 +11,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from cait import disk
@@ -20,8 +20,8 @@ from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
 from cait.train.metrics import known_mode
 
-SAMPLERS: Settings = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
-PRUNERS: Settings = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
+PRUNERS = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
 SHAPE = {
     "name?": str,
     "config?": (str, list),
@@ -47,14 +47,14 @@ class SearchSpace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        loaded: Any = configurations.load(configurations.read_text(path), path)
+        loaded = configurations.load(configurations.read_text(path), path)
         disk.check_shape(loaded, SHAPE, path)
         self.content = content = {key: value for key, value in loaded.items() if value is not None}
         self.told = {key: value for key, value in content.items() if key not in ("name", "trials")}
         self.name = content.get("name", f"sweep-{path.stem}")
         configurations.check_run_name(self.name)
         config = content.get("config", [])
-        self.configs: list[str] = [config] if isinstance(config, str) else config
+        self.configs = [config] if isinstance(config, str) else config
         self.settings: Settings = {
             "best_metric": "val/acc1",
             **flatten(content.get("settings", {})),
@@ -63,15 +63,15 @@ class SearchSpace:
             self.settings["best_metric"] = content["metric"]
         disk.check_shape(self.settings, {"best_metric": str}, path, "settings")
         self.axes = {
-            str(name): self._axis(str(name), values) for name, values in content["space"].items()
+            str(name): self._axis(name, values) for name, values in content["space"].items()
         }
-        self.metric: str = self.settings["best_metric"]
+        self.metric = self.settings["best_metric"]
         mode = self.settings.get("best_mode") or known_mode(self.metric, {})
         self.settings["best_mode"] = mode  # files of `config` may have another
         self.is_max = mode == "max"
-        self.pruner: BasePruner = self._made("pruner", PRUNERS, "none")
+        self.pruner = self._made("pruner", PRUNERS, "none")
         self.grid = self._points() if content.get("sampler") in ("grid", {"name": "grid"}) else []
-        self.trials: int = len(self.grid) or content.get("trials", 0)
+        self.trials = len(self.grid) or content.get("trials", 0)
         if self.trials < 1:
             raise UserError(f"{path}: trials must be at least 1")
         try:
@@ -79,7 +79,7 @@ class SearchSpace:
         except (TypeError, OverflowError) as error:  # of options and bounds that Optuna has taken
             raise UserError(f"{path}: no trial can be drawn: {one_line(error)}") from error
 
-    def _axis(self, name: str, given: Any) -> BaseDistribution:
+    def _axis(self, name: object, given: Any) -> BaseDistribution:
         """The values of a setting: choices as the command line takes them, or a range of numbers."""
         try:
             if isinstance(given, list):

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import optuna
-from filelock import BaseFileLock, Timeout
+from filelock import Timeout
 from optuna import Study, Trial
 from optuna.trial import FrozenTrial, TrialState
 
@@ -45,7 +45,6 @@ class Sweep:
         self.search = search
         self.folder = folder
         self.program = program
-        self._held: BaseFileLock | None = None
         with file_lock(folder / LOCK):
             self.study = self._open()
 
