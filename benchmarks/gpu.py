@@ -64,9 +64,8 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         }
     spread = ["-n", "12"] if importlib.util.find_spec("xdist") else []
     whole = ["--rounds", "7"]
-    torture = [
-        (60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])
-    ]  # by the command line
+    # by the command line
+    torture = [(60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])]
     return {
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),

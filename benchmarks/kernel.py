@@ -93,10 +93,11 @@ class Layer:
             nn.Linear(self.heads, self.heads, device=DEVICE) for _ in range(2)
         )
         self.timm = timm.models.cait.TalkingHeadAttn(self.heads * K, self.heads).to(DEVICE)
+        # the attention alone, as ours
         self.timm.qkv, self.timm.proj = (
             Held(self.qkv),
             nn.Identity(),
-        )  # the attention alone, as ours
+        )
         self.compiled = torch.compile(self.timm, dynamic=False)
 
     def attend(self, backend: str) -> Tensor:
@@ -106,9 +107,8 @@ class Layer:
                     F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0))
                 )
             if backend.startswith("timm"):
-                return (self.compiled if "compiled" in backend else self.timm)(
-                    self.d_out
-                )  # for its shape
+                # for its shape
+                return (self.compiled if "compiled" in backend else self.timm)(self.d_out)
             mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
             return backend_named(backend)(self.qkv, *mixers, K**-0.5)
 

@@ -43,10 +43,11 @@ from cait.data.datamodule import ImageNetDataModule
 FOLDERS = ("stamps", "solar", "tiles", "emoji-google", "surfaces", "icons")
 KEYS = ("folder", "learner", "minutes", "network", "seed")  # the cells that tell a run from others
 FOUND = ("epochs", "seconds", "processor", "first", "step0", "acc1", "acc1_macro", "last")
+# the mean and the deviation are those of the networks of tf_efficientnet_lite
 SIZE, HALF = (
     128,
     (0.5, 0.5, 0.5),
-)  # the mean and the deviation are those of the networks of tf_efficientnet_lite
+)
 Scores = dict[str, Any]
 
 
@@ -257,9 +258,8 @@ def fastai(network: str, weights: str, root: str, out: str, epochs: str, seed: s
         [fast.accuracy, fast.BalancedAccuracy()],
     )
     learn = fast.vision_learner(data, network, pretrained=False, metrics=asked, path=out)
-    learn.model[0].model.load_state_dict(
-        torch.load(weights), strict=False
-    )  # all but the head of 1000 classes
+    # all but the head of 1000 classes
+    learn.model[0].model.load_state_dict(torch.load(weights), strict=False)
     learn.fine_tune(int(epochs), cbs=fast.CSVLogger(append=True))
 
 

@@ -154,9 +154,8 @@ def peak_memory(case: Case, which: str, batch: int, out: Any) -> None:
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
-        Path("/proc/self/clear_refs").write_text(
-            "5"
-        )  # lowers the high-water mark to what there is now
+        # lowers the high-water mark to what there is now
+        Path("/proc/self/clear_refs").write_text("5")
     step()
     out.put(
         torch.cuda.max_memory_allocated() / 2**20

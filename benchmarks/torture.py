@@ -143,9 +143,10 @@ def kill_somewhere(
 
 def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
     """All that a run has come to, or all that does not depend on how often it was validated."""
+    # tests import this file
     from tensorboard.backend.event_processing.event_accumulator import (
         EventAccumulator,
-    )  # tests import this file
+    )
 
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
@@ -182,9 +183,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to add the result to")
     options, settings = parser.parse_known_args()
-    logging.getLogger("tensorboard").setLevel(
-        logging.ERROR
-    )  # it warns of every restart that it sees
+    # it warns of every restart that it sees
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     draw = random.Random(options.seed)
     recipe = [
         *RECIPE,

@@ -70,9 +70,8 @@ def parse(command: str) -> str:
             raise ValueError(done.stderr)
         command, how = done.stdout, "target exists"
     found = re.search(r"\bcait ((?:fit|eval --config) [^;|&\n]*)", command)
-    if (
-        not found or "--config" not in found[1]
-    ):  # without a file the recipe looks at the folder, which is not here
+    # without a file the recipe looks at the folder, which is not here
+    if not found or "--config" not in found[1]:
         return how
     from cait.cli import main
 
@@ -174,9 +173,8 @@ def copy_to(scratch: Path) -> None:
         if entry.name not in marks:
             (scratch / ".venv" / entry.name).symlink_to(entry)
     for mark in marks:
-        (
-            scratch / ".venv" / mark
-        ).touch()  # its own, newer than pyproject.toml: make must not install from here
+        # its own, newer than pyproject.toml: make must not install from here
+        (scratch / ".venv" / mark).touch()
 
 
 def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:

@@ -134,9 +134,8 @@ def without_cait() -> None:
     for path in rename.files(REPO):
         if path.suffix in (".py", ".yaml", ".md") or path.name == "Makefile":
             text = path.read_text()
-            name = (
-                r'(?<=")xxs24(?=")' if path.suffix == ".md" else r"\bxxs24\b"
-            )  # pages lose what else they say of it
+            # pages lose what else they say of it
+            name = r'(?<=")xxs24(?=")' if path.suffix == ".md" else r"\bxxs24\b"
             for old, new in ((name, SMALL_VIT), *WITHOUT_CAIT):
                 text = re.sub(old, new, text)
             path.write_text(text)

@@ -49,9 +49,8 @@ def rules(root: Path, old: str, new: str) -> list[tuple[re.Pattern[str], str]]:
             kind[1] + kind[2]: title + kind[2] for kind in OF_LIGHTNING.finditer(path.read_text())
         }
     names = [(re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), by) for name, by in found.items()]
-    names.append(
-        (re.compile(rf"(?<!\.cait import )(?<!return )\b{old.title()}\b"), title)
-    )  # but timm's class
+    # but timm's class
+    names.append((re.compile(rf"(?<!\.cait import )(?<!return )\b{old.title()}\b"), title))
     return [*names, (re.compile(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])"), f"{new.upper()}_")]
 
 

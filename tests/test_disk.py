@@ -202,9 +202,8 @@ def test_what_is_not_plain_is_refused_in_a_line_that_names_it(value: Any) -> Non
             disk.plain(content, "it")
         assert len(str(caught.value)) < 2_000
     with pytest.raises(UserError, match="cannot be used"):
-        disk.plain(
-            {"a": LOOP}, "it", kept=(object,)
-        )  # states of any type may not hold each other either
+        # states of any type may not hold each other either
+        disk.plain({"a": LOOP}, "it", kept=(object,))
 
 
 def test_what_a_file_holds_is_made_anew_of_plain_values() -> None:

@@ -89,9 +89,8 @@ def test_a_wheel_is_installed_in_place_of_the_repository(place: Path) -> None:
     wheel = place / "tiny-1.0-py3-none-any.whl"
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (place / "constraints.txt").write_text(f"tiny==1.0 \\\n    --hash=sha256:{found}\n")
-    assert "No module named" in setup(
-        place, PACKAGE=str(wheel)
-    )  # what compiles the bytecode imports the package
+    # what compiles the bytecode imports the package
+    assert "No module named" in setup(place, PACKAGE=str(wheel))
 
 
 def test_pip_brings_uv_where_there_is_none_and_checks_its_hash(place: Path) -> None:

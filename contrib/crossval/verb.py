@@ -91,9 +91,8 @@ def _train(program: Program, run: Path, fold: int, settings: Sequence[str]) -> N
     if not status:
         return
     reason = failure(run, status)
-    if (
-        status == 2 and not (run / rundir.CONFIG).exists()
-    ):  # it never trained, and one line says why
+    # it never trained, and one line says why
+    if status == 2 and not (run / rundir.CONFIG).exists():
         disk.remove(run)
         if {path.name for path in run.parent.iterdir()} == {SETTINGS, LOCK}:
             disk.remove(run.parent)
@@ -131,9 +130,8 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     metric = saved.run_settings(runs[0])["best_metric"]
     last = [_last(run, metric) for run in runs]
     best = [_best(run) for run in runs]
-    shown = (
-        "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format
-    )  # a share, or in percent
+    # a share, or in percent
+    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format
     table = Table("fold", f"{metric}, last", "best")
     rows = [*zip(range(len(runs)), last, best, strict=True)]
     for fold, *figures in rows:

@@ -32,8 +32,7 @@ def share_out(checkpoint: Checkpoint, mesh: DeviceMesh, names: set[str]) -> Chec
             keys[0] in ("state_dict", "callbacks") and keys[-1] in names
         ):
             return value
-        return distribute_tensor(
-            value, mesh, [Shard(0)], src_data_rank=None
-        ).clone()  # all have it: nothing is sent
+        # all have it: nothing is sent
+        return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None).clone()
 
     return tree_map_with_path(distributed, checkpoint)

@@ -76,9 +76,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
             return
         half = torch.bfloat16 if self.precision_plugin.precision == "bf16-mixed" else None
         shard(module.model, self.device_mesh["data_parallel"], half)
-        if (
-            module.name not in VARIANTS
-        ):  # another network may use a block's parameters outside of the block
+        # another network may use a block's parameters outside of the block
+        if module.name not in VARIANTS:
             with (
                 torch.device(self.device_mesh.device_type),
                 self.precision_plugin.forward_context(),
@@ -209,7 +208,6 @@ def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) ->
                         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
                 fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(network, mesh=mesh, reshard_after_forward=True)
-    except (
-        Exception
-    ) as error:  # whatever another network holds, such as a parameter without a dimension
+    # whatever another network holds, such as a parameter without a dimension
+    except Exception as error:
         raise UserError(f"the network cannot be sharded: {one_line(error)}") from error

@@ -49,9 +49,8 @@ class Monitor(Callback):
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
         self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
         self._hooks: list[RemovableHandle] = []
-        self._before: list[
-            tuple[branches.Part, Tensor, Tensor]
-        ] = []  # gradient and weights, a vector each
+        # gradient and weights, a vector each
+        self._before: list[tuple[branches.Part, Tensor, Tensor]] = []
         self._figures: dict[tuple[int, str, str], Tensor] = {}  # by layer, part and name
 
     def _measures(self, step: int) -> bool:
@@ -112,9 +111,8 @@ class Monitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
             hook.remove()
-        if (
-            self._measures(self._step) and trainer.global_step > self._step
-        ):  # else gradients accumulate
+        # else gradients accumulate
+        if self._measures(self._step) and trainer.global_step > self._step:
             self._measure_activations(trainer)
             self._measure_updates()
             self._write(trainer)
@@ -142,11 +140,12 @@ class Monitor(Callback):
             self._figures[first.layer, name, "input_grad_norm"] = norms[block]
 
     def _measure_updates(self) -> None:
+        # empty if a callback in front of this one skipped the step
         for (
             part,
             gradient,
             before,
-        ) in self._before:  # empty if a callback in front of this one skipped the step
+        ) in self._before:
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
             self._figures[part.layer, part.name, "update_cosine"] = (
                 -gradient.to(self._dtype) @ update / (self._norm(gradient) * self._norm(update))
@@ -186,9 +185,8 @@ def _keep_rows_before(path: Path, first_step: int) -> None:
     if path.is_file():
         for line in disk.read_text(path).splitlines(keepends=True)[1:]:
             step = line.partition(",")[0]
-            if (
-                line.endswith("\n") and step.isdecimal() and int(step) < first_step
-            ):  # a kill may have torn the last
+            # a kill may have torn the last
+            if line.endswith("\n") and step.isdecimal() and int(step) < first_step:
                 content += line
     with disk.atomic_write(path) as beside:
         beside.write_text(content)

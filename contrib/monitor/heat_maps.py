@@ -83,9 +83,8 @@ def read(folder: Path) -> Tables:
     path = folder / FILE
     figures = defaultdict[tuple[str, str], Cells](dict)
     for row in disk.read_rows(path, "only a run with the callback Monitor writes it"):
-        with contextlib.suppress(
-            ValueError, KeyError
-        ):  # a crash of the machine has garbled the row
+        # a crash of the machine has garbled the row
+        with contextlib.suppress(ValueError, KeyError):
             part, label = row["part"], row["layer"]
             if part not in PARTS:
                 part, label = MODULES, part
@@ -130,9 +129,8 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
             cmap=colors,
         )
         figure.colorbar(mesh, ax=panel)
-        every = (
-            1 if part == MODULES else math.ceil(len(layers) / 12)
-        )  # names for about a dozen layers
+        # names for about a dozen layers
+        every = 1 if part == MODULES else math.ceil(len(layers) / 12)
         panel.set_yticks(layers[::every] + 0.5, table.layers[::every])
         panel.invert_yaxis()
         panel.set(title=PARTS[part], xlabel="epoch" if per_epoch else "step")

@@ -95,9 +95,8 @@ class ReplayCLI(CaiTCLI):
             ),
             StepSeed(self.datamodule.seed),
             self.record,
-            NonFiniteGuard(
-                asked.output, NEVER
-            ),  # skips what comes after it in a step without a finite gradient
+            # skips what comes after it in a step without a finite gradient
+            NonFiniteGuard(asked.output, NEVER),
             UnreadableReport(self.datamodule),
             *plugins.step_callbacks(self.model, self.datamodule),
         ]

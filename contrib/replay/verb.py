@@ -112,10 +112,11 @@ def _kept_start(asked: Namespace) -> Iterator[None]:
             except OSError:  # the file system has no links
                 shutil.copyfile(asked.start, kept)
             asked.ckpt_path = kept
+            # the processes that Lightning starts begin from it too
             sys.argv += [
                 "--ckpt_path",
                 str(kept),
-            ]  # the processes that Lightning starts begin from it too
+            ]
         yield
     finally:
         disk.remove(kept)

@@ -107,9 +107,8 @@ class Classifier(LitAPI):
         self.top_k = top_k
 
     def setup(self, device: str) -> None:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # a terminal sends Ctrl-C to every process; this one ends last
+        # a terminal sends Ctrl-C to every process; this one ends last
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.module = self.load().to(device)
 
     def decode_request(self, request: Annotated[bytes, Depends(image_of)]) -> bytes:

@@ -33,9 +33,8 @@ def serve(arguments: list[str], program: Program) -> None:
         module=program.module,
         data=program.data,
     )
-    module = (
-        load()
-    )  # here only to refuse a bad run before any process starts, and for what /info says
+    # here only to refuse a bad run before any process starts, and for what /info says
+    module = load()
     about = {
         "run": args.run,
         "network": module.hparams["name"],

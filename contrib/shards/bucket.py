@@ -39,9 +39,8 @@ def read_part(path: str | Path, start: int, size: int) -> bytes:
 
     Not mapped into memory: there a failing disk kills the process without a word.
     """
-    file = os.open(
-        path, os.O_RDONLY | os.O_CLOEXEC
-    )  # with `Path.open` and `seek` a read takes twice the time
+    # with `Path.open` and `seek` a read takes twice the time
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = more = os.pread(file, size, start)
         while more and len(data) < size:  # one call of the system reads 2 GiB at most
@@ -185,9 +184,8 @@ class Bucket(Folder):
                 )
             except ImportError as error:
                 raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
-            except (
-                Exception
-            ) as error:  # of many kinds: the bucket's, the network's, the credentials'
+            # of many kinds: the bucket's, the network's, the credentials'
+            except Exception as error:
                 problem = f"cannot read {address}: {one_line(error) or type(error).__name__}"
                 if not may_pass(error):
                     raise UserError(problem) from error
@@ -236,9 +234,8 @@ def client(process: int, endpoint_url: str | None) -> Any:
         "s3",
         endpoint_url=endpoint_url,
         config=Config(
-            retries={
-                "total_max_attempts": 1
-            },  # `Bucket` tries again, also where an answer ends amid its body
+            # `Bucket` tries again, also where an answer ends amid its body
+            retries={"total_max_attempts": 1},
             connect_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
         ),

@@ -103,9 +103,8 @@ def make(
                 "split": splits[split],
                 **_finish(chunks, split, records[split], listed),
             }
-        _write(
-            out / INDEX, f"{json.dumps(content)}\n".encode()
-        )  # last: it marks the shards as complete
+        # last: it marks the shards as complete
+        _write(out / INDEX, f"{json.dumps(content)}\n".encode())
         (out / PLAN).unlink()
 
 

@@ -43,9 +43,10 @@ class Result(StudyRun):
     @property
     def published(self) -> float | None:
         """The paper's top-1 on ImageNet in percent."""
+        # here, because the extra may be gone, and with it the networks
         from cait.extras.paper.rows import (
             rows,
-        )  # here, because the extra may be gone, and with it the networks
+        )
 
         return rows()[self.paper].top1 if self.paper in rows() else None
 

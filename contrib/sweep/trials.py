@@ -92,9 +92,8 @@ class Sweep:
         with file_lock(self.folder / LOCK):
             trials = self.study.get_trials(deepcopy=False)
             for trial in trials:
-                if trial.state == TrialState.RUNNING and self._hold(
-                    trial.number
-                ):  # who began it has ended
+                # who began it has ended
+                if trial.state == TrialState.RUNNING and self._hold(trial.number):
                     return Trial(self.study, trial._trial_id)
             if len(trials) >= self.search.trials and all(
                 trial.state != TrialState.WAITING for trial in trials

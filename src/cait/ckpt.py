@@ -99,10 +99,11 @@ def read(path: Path) -> Any:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     content = disk.plain(loaded, path, kept=(object,))
     if isinstance(content, dict):
+        # the others hold states of any type
         for key in {
             "hyper_parameters",
             _data_key(content),
-        } & content.keys():  # the others hold states of any type
+        } & content.keys():
             content[key] = disk.plain(content[key], path, key, kept=(torch.Tensor,))
         if "state_dict" in content:
             content["state_dict"] = loaded["state_dict"]  # it holds the versions of its modules too

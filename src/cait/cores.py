@@ -52,9 +52,10 @@ def share(processes: int) -> int:
     The processes share the cores that this one may use, unless SLURM has bound each to its own. A bound process
     has fewer cores than the job step, and gets at most an equal share of them.
     """
+    # it knows affinity and a container's quota, and takes a fifth of a second to import
     from joblib import (
         cpu_count,
-    )  # it knows affinity and a container's quota, and takes a fifth of a second to import
+    )
 
     cores = cpu_count()
     step_cores = os.environ.get("SLURM_CPUS_ON_NODE", "")

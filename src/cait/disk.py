@@ -204,15 +204,13 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     cells of a header without commas.
     """
     try:
-        with TextIOWrapper(
-            open_file(path), **TABLE | {"encoding": "utf-8-sig"}
-        ) as file:  # Excel begins with a mark
+        # Excel begins with a mark
+        with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:
             head = file.readline()
             file.seek(0)
             delimiter = _delimiter(head)
-            blanks = (
-                f"{delimiter} " in head
-            )  # some tables have one before each cell, also before quotes
+            # some tables have one before each cell, also before quotes
+            blanks = f"{delimiter} " in head
             reader = csv.DictReader(
                 file, strict=True, restval="", delimiter=delimiter, skipinitialspace=blanks
             )
@@ -300,9 +298,8 @@ def acquire_lock(path: Path, seconds: float) -> BaseFileLock:
     """
     from filelock import FileLock  # it takes a tenth of a second to import
 
-    path.open(
-        "ab"
-    ).close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
+    # where no file can be made, filelock would wait: it takes ENOENT for a race
+    path.open("ab").close()
     lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=seconds)

@@ -138,9 +138,8 @@ def validate(trainer: Any) -> None:
 def accumulation(trainer: Any) -> dict[int, int]:
     """The batches of an optimizer step, by the epoch from which on they count."""
     for callback in trainer.callbacks:
-        if hasattr(
-            callback, "get_accumulate_grad_batches"
-        ):  # Lightning's GradientAccumulationScheduler
+        # Lightning's GradientAccumulationScheduler
+        if hasattr(callback, "get_accumulate_grad_batches"):
             return dict(sorted(callback.scheduling.items()))
     return {0: trainer.accumulate_grad_batches}
 

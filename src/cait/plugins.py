@@ -149,9 +149,8 @@ def of_kind(kind: str) -> list[Any]:
     """What the extras have under this name of `KINDS`, in the order of their names."""
     assert kind in KINDS, kind
     values = [getattr(extra, kind, extra) for extra in extras().values()]
-    return [
-        value for value in values if not isinstance(value, ModuleType)
-    ]  # a file of this name is no kind
+    # a file of this name is no kind
+    return [value for value in values if not isinstance(value, ModuleType)]
 
 
 def by_name(kind: str) -> dict[str, Any]:

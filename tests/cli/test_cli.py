@@ -43,9 +43,8 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     )
 
     assert "Warning" not in done.stderr
-    assert (
-        "leaked" not in done.stderr
-    )  # as packages in C++ say of what the garbage collector has not taken at the end
+    # as packages in C++ say of what the garbage collector has not taken at the end
+    assert "leaked" not in done.stderr
 
     # The rate that was asked for, at every logged step: 22 steps an epoch, 3 epochs of warm-up in a run of 2.
     for step, rate in steps_and_rates(run):
@@ -142,10 +141,11 @@ def test_a_global_batch_is_shared_out_over_four_processes(
     for _ in range(2):  # nothing is shared out twice
         data.share_batch(trainer)
         assert data.batch_size == data.eval_batch_size == share
+    # to score
     assert (
         ImageNetDataModule(str(digits_root), batch_size=4096, global_batch=True).eval_batch_size
         == 128
-    )  # to score
+    )
 
 
 def test_another_networks_checkpoint_is_refused_and_the_run_stays_as_it_is(

@@ -41,9 +41,8 @@ def test_every_config_parses_and_is_honoured(path: Path, tmp_path: Path) -> None
             continue
         for key, value in settings.items():
             found = config[section][key]
-            if (
-                isinstance(value, dict) and "init_args" in value
-            ):  # the parser adds the defaults of the class
+            # the parser adds the defaults of the class
+            if isinstance(value, dict) and "init_args" in value:
                 found = found | {
                     "init_args": {name: found["init_args"][name] for name in value["init_args"]}
                 }

@@ -122,9 +122,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     (folder / "logs/changed/config.yaml").write_text("trainer: {max_epochs: many}")
     for name in ("last.ckpt", "best.ckpt"):
         with (run / "checkpoints" / name).open("wb") as file:
-            np.savez(
-                file, empty=0
-            )  # a whole zip file, which is all that is looked at before the configuration
+            # a whole zip file, which is all that is looked at before the configuration
+            np.savez(file, empty=0)
     return folder
 
 

@@ -106,9 +106,8 @@ def test_a_checkpoint_and_weights_are_scored_without_a_run(inside: Path, evaluat
     assert [found["ema"][key] for key in FIGURES[1:]] == [
         evaluated["ema"][key] for key in FIGURES[1:]
     ]
-    main(
-        ["eval", *given, "--model.weights", best, "--output=found/weights.json"]
-    )  # those that chose it alone
+    # those that chose it alone
+    main(["eval", *given, "--model.weights", best, "--output=found/weights.json"])
     found = json.loads(Path("found/weights.json").read_text())
     assert [found["raw"][key] for key in FIGURES[1:]] == [
         evaluated["ema"][key] for key in FIGURES[1:]

@@ -174,9 +174,8 @@ def test_a_file_of_ones_own_has_every_verb(
     )
     assert checkpoint(mine)["global_step"] == 4
     assert [row["val/answer"] for row in rows(mine) if row["val/answer"]] == ["42.0", "42.25"]
-    assert (
-        torch.load(mine / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
-    )  # the smaller one
+    # the smaller one
+    assert torch.load(mine / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
     capfd.readouterr()
 
     main(["eval", "mine", "--trainer.devices=1"], **classes)
@@ -401,9 +400,10 @@ def test_a_batch_norm_that_is_shared_keeps_the_activation_of_timms() -> None:
         shared = SyncBatchNorms().apply(copy.deepcopy(network))
         assert any(isinstance(part, torch.nn.SyncBatchNorm) for part in shared.modules())
         assert torch.equal(SyncBatchNorms().revert(shared)(images), expected)
+        # Lightning's
         assert not torch.allclose(
             TorchSyncBatchNorm().apply(copy.deepcopy(network))(images), expected
-        )  # Lightning's
+        )
 
 
 def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(

@@ -123,9 +123,8 @@ def test_every_image_gets_its_row_in_every_format(
             best[1]["probability"], abs=6e-5
         )
 
-    main(
-        ["predict", "mixed.pt", "images", "--top_k=99", f"--output={here / 'all.jsonl'}"]
-    )  # the suffix is the format
+    # the suffix is the format
+    main(["predict", "mixed.pt", "images", "--top_k=99", f"--output={here / 'all.jsonl'}"])
     told = capsys.readouterr()
     assert told.out == f"{here / 'all.jsonl'}\n"
     assert {
@@ -256,7 +255,6 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     )
     assert alone.training
     assert package.load(path, raw=True).predict(paths[0]) == alone.predict(paths[0])
-    away = shutil.copy(
-        path, "away.ckpt"
-    )  # without the run's folder the checkpoint says how images are prepared
+    # without the run's folder the checkpoint says how images are prepared
+    away = shutil.copy(path, "away.ckpt")
     assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])

@@ -628,9 +628,8 @@ def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
     for verb, arguments in (VERBS | files).items():
-        if (
-            verb not in ("heat-maps", "demo") and arguments[0] in command.verbs()
-        ):  # they need no settings
+        # they need no settings
+        if verb not in ("heat-maps", "demo") and arguments[0] in command.verbs():
             line, shown = told(arguments, capfd)
             assert "in the place of *a" in (shown if verb == "runs" else line), verb
 

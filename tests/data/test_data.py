@@ -88,9 +88,8 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         expected_images, expected_targets = theirs(images.clone(), labels)
         got_images, got_targets = data.on_after_batch_transfer((images.clone(), labels), 0)
         assert torch.equal(got_images, expected_images)
-        assert torch.allclose(
-            0.9 * got_targets + 0.1 / 3, expected_targets, rtol=0, atol=1e-6
-        )  # effective
+        # effective
+        assert torch.allclose(0.9 * got_targets + 0.1 / 3, expected_targets, rtol=0, atol=1e-6)
         used.add(
             "cutmix"
             if torch.isin(got_images[0], torch.cat([images[0], images[3]])).all()
@@ -662,9 +661,8 @@ def test_damaged_images_are_replaced_listed_and_end_the_run_if_they_are_many(
     assert data.unreadable.check() == len(BREAKS)
     assert "; the run goes on without it, and" in capfd.readouterr().err
     _, again = batches(max_bad_share=0.2)
-    assert all(
-        torch.equal(one[1], other[1]) for one, other in zip(after, again, strict=True)
-    )  # by the same others
+    # by the same others
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(after, again, strict=True))
     with pytest.raises(
         UserError, match=r"2 images cannot be read, 1 are allowed: .*give a larger --data.max"
     ):

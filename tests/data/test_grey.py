@@ -133,6 +133,5 @@ def test_a_teacher_of_colours_sees_grey_in_all_channels() -> None:
     normal = create_transform(8).transforms[-1]
     got = teacher((pixels - torch.tensor(MEAN)) / torch.tensor(STD))
     assert torch.allclose(got, normal(pixels.expand(-1, 3, -1, -1)), atol=1e-5)
-    assert (
-        teacher(pixels.double()).dtype == torch.float32
-    )  # as a student's in 64-true, and the teacher is not
+    # as a student's in 64-true, and the teacher is not
+    assert teacher(pixels.double()).dtype == torch.float32

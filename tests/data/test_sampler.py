@@ -77,9 +77,8 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
     ):
         assert len(other) == len(whole) == 6
         assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
-    assert (
-        len(batches(digits_root, 0, first=18)) == 2
-    )  # floor(1437 / 256) · 256 images, as long as without repeats
+    # floor(1437 / 256) · 256 images, as long as without repeats
+    assert len(batches(digits_root, 0, first=18)) == 2
     assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1, count=1)[0])
     # The repeats of one image lie in a row and are augmented anew.
     assert not torch.equal(whole[0][0], whole[0][1])

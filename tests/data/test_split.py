@@ -146,9 +146,8 @@ def test_names_decide_what_a_teacher_knows(classes: list[str], tmp_path: Path) -
         torch.testing.assert_close(logits, built(images)[:, [1, 2, 0]])
         checkpoint["hyper_parameters"] |= {"mean": [0.5] * 4, "std": [0.5] * 4}
         torch.save(checkpoint, path)
-        with pytest.raises(
-            UserError, match="takes 4 channels, the student 1: give the student"
-        ):  # gray is RGB
+        # gray is RGB
+        with pytest.raises(UserError, match="takes 4 channels, the student 1: give the student"):
             load_teacher(settings, network, ([0.5], [0.5]), classes)
         checkpoint["hyper_parameters"]["task"] = "several"
         torch.save(checkpoint, path)

@@ -108,9 +108,8 @@ def test_only_the_network_keeps_its_name_and_nothing_names_what_has_gone(own: Pa
     assert run(own, "git", "grep", "-nE", targets, status=1) == ""
     assert len((own / "README.md").read_text().splitlines()) < 40
     imports = run(own, "git", "grep", "-hE", r"\bextras(\.| import )", "--", "src", ":!*/tests/*")
-    for path in own.glob(
-        "src/*/extras/[a-z]*.py"
-    ):  # what extras share goes with the last that imports it
+    # what extras share goes with the last that imports it
+    for path in own.glob("src/*/extras/[a-z]*.py"):
         assert re.search(rf"\bextras(\.| import (\w+, )*){path.stem}\b", imports), path
 
 

@@ -18,8 +18,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_step_is_timms(kind: str, prepared: Path) -> None:
     worst, steps, moved = recipe.compare(prepared, kind, batches=1)
     assert steps == 10
-    assert (
-        moved > 1e-4
-    )  # a difference of the allowed size would be a hundredth of what training did
+    # a difference of the allowed size would be a hundredth of what training did
+    assert moved > 1e-4
     for name, allowed in recipe.ALLOWED.items():
         assert worst[name] <= allowed, name

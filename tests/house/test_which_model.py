@@ -28,9 +28,8 @@ def test_published_figures_are_quoted_exactly() -> None:
     base = ""
     for row in rows:
         model, *cells = (cell.strip(" `") for cell in row.strip("|").split("|"))
-        base = (
-            model if model.startswith("cait_") else base
-        )  # what the rows below it are compared with
+        # what the rows below it are compared with
+        base = model if model.startswith("cait_") else base
         for figure, cell in zip(FIGURES, cells, strict=True):
             value, _, ratio = cell.partition(", ")
             found = published(model, figure)

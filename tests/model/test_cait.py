@@ -96,9 +96,8 @@ def test_skipping_work_is_multiplying_by_zero(rate: float) -> None:
     weights = torch.randn_like(got)
     gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
     for ours, reference in zip(*gradients, strict=True):
-        assert torch.allclose(
-            ours, reference, rtol=0, atol=1e-10
-        )  # and no parameter without a gradient
+        # and no parameter without a gradient
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-10)
     assert torch.equal(block.eval()(x[:1]), block(x)[:1])
 
 
@@ -150,9 +149,8 @@ def test_the_maps_on_request_are_those_that_weigh_the_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)]
-)  # of gamma: none, a scalar, a channel
+# of gamma: none, a scalar, a channel
+@pytest.mark.parametrize(("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)])
 @pytest.mark.parametrize("gelu", [False, True])
 def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(
     width: int, tokens: int, gelu: bool

@@ -80,15 +80,15 @@ def test_small_batches_need_few_graphs_whatever_is_dropped(only_graphs: None) ->
         if seed < 20:
             for got, reference in zip(ours, step(eager, images, seed), strict=True):
                 torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)
-    assert kept == set(
-        range(1, batch + 1)
-    )  # 1 stands for no image too: one is then computed, times 0
+    # 1 stands for no image too: one is then computed, times 0
+    assert kept == set(range(1, batch + 1))
     for size in (1, 3):
         evaluate(compiled, images[:size])
+    # in training, and in evaluation of one image or more
     of_attention, of_class_attention = (
         2 * 2 + 2,
         1 + 2,
-    )  # in training, and in evaluation of one image or more
+    )
     assert counters["stats"]["unique_graphs"] - before <= of_attention + of_class_attention
 
 

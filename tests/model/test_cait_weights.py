@@ -79,9 +79,8 @@ def test_same_weights_same_logits_in_float64_both_ways(theirs: str, img_size: in
     source.to_empty(device="cpu")
     for seed, (giver, taker) in enumerate([(source, model), (model, source)]):
         fill(giver, seed)
-        taker.load_state_dict(
-            giver.state_dict(), strict=True, assign=True
-        )  # in one memory: M-48 takes 2.9 GB
+        # in one memory: M-48 takes 2.9 GB
+        taker.load_state_dict(giver.state_dict(), strict=True, assign=True)
         with torch.no_grad():
             outputs.append(giver(images))
             assert (taker(images) - outputs[-1]).abs().max() <= 1e-9
@@ -137,10 +136,11 @@ def test_published_weights_come_through_timm(hub, theirs) -> None:
     same = cait.create_model("xxs24", pretrained=True).state_dict()
     larger = cait.create_model("xxs24", img_size=256, num_classes=7, pretrained=True).state_dict()
     words = "timm's cait_xxs24_384.fb_dist_in1k could not be fetched from the Hugging Face hub"
+    # timm has its own at 384, but not in the cache
     with (
         torch.device("meta"),
         pytest.raises(UserError, match=words),
-    ):  # timm has its own at 384, but not in the cache
+    ):
         cait.create_model("xxs24", img_size=384, pretrained=True)
     with torch.device("meta"), pytest.raises(UserError, match="nobody publishes weights of xs36"):
         cait.create_model("xs36", pretrained=True)

@@ -136,11 +136,12 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(
             "cannot make timm:create_model: .*dept.*; --model.fields null",
         ),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
+        # code
         (
             ("timm/hf-hub:someone/something", 32, 7),
             {},
             "timm has no model 'hf-hub:someone/something'",
-        ),  # code
+        ),
         (
             (HERE, 32, 7),
             dict(size=3),

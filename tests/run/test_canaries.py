@@ -174,9 +174,8 @@ def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(
         type(fit.fit_loop.epoch_loop).advance
     )
-    assert "signal.SIGTERM" in inspect.getsource(
-        _SignalConnector.register_signal_handlers
-    )  # before on_train_start
+    # before on_train_start
+    assert "signal.SIGTERM" in inspect.getsource(_SignalConnector.register_signal_handlers)
 
 
 def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def test_between_epochs_they_are_those_of_a_run_that_has_ended_there(
     assert checkpoint[POSITION] == [epochs, 0, steps]
     expected = counters(checkpoint)
     batches = expected["epoch_loop.batch_progress"]
-    assert {*batches["current"].values()} == {
-        BATCHES
-    }  # Lightning sets them to 0 when the next epoch begins
+    # Lightning sets them to 0 when the next epoch begins
+    assert {*batches["current"].values()} == {BATCHES}
     batches["current"] = dict.fromkeys(batches["current"], 0)
     assert loops_state(Position.saved(checkpoint), BATCHES * epochs) == expected
 

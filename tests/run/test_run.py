@@ -50,10 +50,11 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
         rundir.folder_of("third")
+    # a path beside a name in logs/, and one that a shell takes apart
     for name in (
         "first",
         "my runs/x y",
-    ):  # a path beside a name in logs/, and one that a shell takes apart
+    ):
         Path(name).mkdir(parents=True)
         [word] = shlex.split(Program().command("eval", Path(name)))[2:]
         assert rundir.folder_of(word) == Path(name)
@@ -69,9 +70,8 @@ def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path: Path) -> 
         os.utime(tmp_path / name, (100 - age, 100 - age))
     names = [path.name for path in rundir.checkpoints(tmp_path)]
     assert names == ["last.ckpt", "previous.ckpt", "step.ckpt", "best.ckpt"]
-    with pytest.raises(
-        NotADirectoryError
-    ):  # a run whose checkpoints cannot be listed does not begin anew
+    # a run whose checkpoints cannot be listed does not begin anew
+    with pytest.raises(NotADirectoryError):
         rundir.checkpoints(tmp_path / "last.ckpt")
 
 
@@ -126,17 +126,15 @@ def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_
     (tmp_path / "metrics.csv").write_text(WHOLE + torn, newline="")
     logger = RunCSVLogger(tmp_path, first_step=3)
     _ = logger.experiment
-    assert (
-        tmp_path / "metrics.csv"
-    ).read_bytes().decode() == WHOLE  # before anything new is logged
+    # before anything new is logged
+    assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
     logger.log_metrics({"epoch": 1, "train/loss": 1.5}, step=3)
     assert steps(tmp_path) == [0, 1, 1, 2, 3]
     logger.log_metrics({"epoch": 1, "val_ema/acc1": 50.0}, step=3)  # a new column
     assert steps(tmp_path) == [0, 1, 1, 2, 3, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-    (tmp_path / "metrics.csv").write_text(
-        "\ufeff" + WHOLE.replace(",", ";") + torn, newline=""
-    )  # by a spreadsheet
+    # by a spreadsheet
+    (tmp_path / "metrics.csv").write_text("\ufeff" + WHOLE.replace(",", ";") + torn, newline="")
     _ = RunCSVLogger(tmp_path, first_step=3).experiment
     assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
 

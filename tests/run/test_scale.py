@@ -242,9 +242,8 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
         "srun: error: n1: task 3: Exited with exit code {}\nsrun: error: n2: tasks 0-2,4-63: Killed"
     )
     assert [requeues(lost, says=ends.format(first)) for first in (1, 22)] == [True, True]
-    told = [
-        f"srun --wait=120 .venv/bin/cait resume mine {NODES}"
-    ]  # and no more: srun's status is of those it killed
+    # and no more: srun's status is of those it killed
+    told = [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"]
     assert slurm(tmp_path, "mine", status=lost, says=ends.format(2)) == (2, told)
     assert not requeues(143)  # asked to stop
     assert not requeues(0)

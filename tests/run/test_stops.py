@@ -75,9 +75,8 @@ class FollowsAMetric(CaiTModule):
 class OneCycle(CaiTModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()["optimizer"]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 1e-2, total_steps=40
-        )  # it changes betas too
+        # it changes betas too
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=40)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

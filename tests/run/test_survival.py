@@ -314,10 +314,11 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
     assert torch.load(path, weights_only=True)["step"] == 2
 
+    # as a callback's may
     for state, told in (
         (Path("x"), "a state holds pathlib.PosixPath"),
         (lambda: 0, "pickle"),
-    ):  # as a callback's may
+    ):
         io.save_checkpoint({"step": 3, "callbacks": {"mine": state}}, path, keep)
         assert told in io.error
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]

@@ -245,9 +245,8 @@ def _demo(run: Path, images: Sequence[str], patch: pytest.MonkeyPatch) -> Answer
         raise _LeftOut
     from contrib.demo import web_runtime
 
-    runtime = (
-        run / "runtime"
-    )  # the tests have no network; the page's files are not needed for the answers
+    # the tests have no network; the page's files are not needed for the answers
+    runtime = run / "runtime"
     runtime.mkdir(exist_ok=True)
     for name in web_runtime.FILES:
         (runtime / name).write_bytes(name.encode())

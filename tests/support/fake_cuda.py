@@ -31,9 +31,8 @@ class Spy(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.operations: set[str] = set()
-        self._pinned: dict[
-            int, Tensor
-        ] = {}  # by address, and kept so that no other tensor comes to lie there
+        # by address, and kept so that no other tensor comes to lie there
+        self._pinned: dict[int, Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -48,9 +47,8 @@ class Spy(TorchDispatchMode):
         if not any(on_device) and not to_device:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if any(on_device) and kwargs.get("device") == torch.device(
-            "meta"
-        ):  # autograd's C++ asks for one like another
+        # autograd's C++ asks for one like another
+        if any(on_device) and kwargs.get("device") == torch.device("meta"):
             kwargs = kwargs | {"device": torch.device("cuda", 0)}
         self.operations.add(str(packet).removeprefix("aten."))
         if packet in (aten._local_scalar_dense, aten.is_nonzero):

@@ -74,9 +74,8 @@ def write_flowers(folder: Path, patch: pytest.MonkeyPatch, photographs: Photogra
     base = folder / "flowers-102"
     for number in range(1, 19):
         save(photographs, base / "jpg" / f"image_{number:05d}.jpg", number)
-    savemat(
-        base / "imagelabels.mat", {"labels": np.arange(1, 19, dtype=np.uint8)[None] * 5}
-    )  # from 1, up to 102
+    # from 1, up to 102
+    savemat(base / "imagelabels.mat", {"labels": np.arange(1, 19, dtype=np.uint8)[None] * 5})
     savemat(base / "setid.mat", {name: np.arange(i, i + 6)[None] for name, i in FLOWERS})
     files = datasets.Flowers102._file_dict
     sums = {key: (name, md5(base / name)) for key, (name, _) in files.items() if key != "image"}
@@ -120,9 +119,8 @@ def write_imagenet(
         (label + 1, wnid, f"name {label}, other name", "", 0, np.zeros(0), 0)
         for label, wnid in enumerate(WNIDS)
     ]
-    synsets.append(
-        (4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1)
-    )  # not a leaf, so no class
+    # not a leaf, so no class
+    synsets.append((4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1))
     devkit = work / "ILSVRC2012_devkit_t12"
     (devkit / "data").mkdir(parents=True)
     table = np.array(synsets, dtype=[(name, "O") for name in names])

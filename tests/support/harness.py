@@ -82,9 +82,10 @@ def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # here, as all that takes long to import: xdist waits for this file
     from cait.data.source import (
         write_digits,
-    )  # here, as all that takes long to import: xdist waits for this file
+    )
 
     root = tmp_path_factory.mktemp("data") / "digits"
     root.mkdir()  # an empty folder is filled

@@ -85,9 +85,8 @@ class Misfortune(Callback):
             return
         Path("happened").touch()
         if self.what == "a loader process is killed":
-            for child in (
-                multiprocessing.active_children()
-            ):  # an earlier run of this process may have left some
+            # an earlier run of this process may have left some
+            for child in multiprocessing.active_children():
                 child.kill()
         elif of_one:
             raise UserError("as of an image that only this process meets")
@@ -101,9 +100,8 @@ class Misfortune(Callback):
             self.what == "the disk is full"
             and Path(trainer.default_root_dir, "checkpoints/best.ckpt").exists()
         ):
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)
-            )  # a checkpoint has 900,000 bytes
+            # a checkpoint has 900,000 bytes
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
 
 class StepRecorder(Callback):

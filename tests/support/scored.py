@@ -18,10 +18,11 @@ BROKEN = "ILSVRC2012_val_00000005.JPEG"
 """The validation picture that cannot be read."""
 PART = (2, 5, 11)
 """The classes of a set that lacks the others."""
+# the tests' own process could not start others
 CPU = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=1",
-]  # the tests' own process could not start others
+]
 TWO = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=2",

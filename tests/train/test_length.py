@@ -59,6 +59,7 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+# amid an epoch, and at the end of one
 @pytest.mark.parametrize(
     ("change", "stop"),
     [
@@ -66,7 +67,7 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
         ("fewer batches", 12),
         *slow(("nothing", 12), *((change, 14) for change in CHANGES if change != "nothing")),
     ],
-)  # amid an epoch, and at the end of one
+)
 def test_the_fall_goes_on_from_where_it_stands(change: str, stop: int, tmp_path: Path) -> None:
     path, settings = tmp_path / "x.ckpt", dict(batches=6) | CHANGES[change]()
     before = leg(path, 6, stop)

@@ -168,9 +168,8 @@ def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_
     assert sum(len(group["params"]) for group in fit.optimizers[0].param_groups) == len(
         list(plain.parameters())
     )
-    net.to(
-        "meta"
-    ).on_fit_start()  # Lightning moves the module between `setup` and this, and does not know the teacher
+    # Lightning moves the module between `setup` and this, and does not know the teacher
+    net.to("meta").on_fit_start()
     assert {tensor.device.type for tensor in net.teacher.state_dict().values()} == {"meta"}
 
 

@@ -61,10 +61,11 @@ def test_a_figure_over_nothing_is_no_figure() -> None:
     targets[5, 3] = 1.0
     run = trainer(max_epochs=1, log_every_n_steps=1)
     run.fit(net, DataLoader(TensorDataset(torch.randn(6, 3, 8, 8), targets), batch_size=6))
+    # of one image, not 83 and more
     assert float(run.callback_metrics["train/acc1"]) in (
         0.0,
         100.0,
-    )  # of one image, not 83 and more
+    )
 
 
 def test_the_average_chooses_unless_a_metric_is_named() -> None:

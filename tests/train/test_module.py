@@ -267,9 +267,8 @@ class Endless(IterableDataset):
 
 def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
     guard = NonFiniteGuard(tmp_path, limit=3)
-    settings: dict = dict(
-        max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard]
-    )  # and logs nothing
+    # and logs nothing
+    settings: dict = dict(max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard])
     with pytest.raises(UserError, match="the warm-up counts epochs, and the loader has no length"):
         trainer(**settings).fit(module(), DataLoader(Endless(), 4))
     with pytest.raises(UserError, match="max_epochs"):

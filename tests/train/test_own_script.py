@@ -57,9 +57,8 @@ def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Pat
     assert loaded.predict(image, top_k=1)[0]["class"] in letters
 
 
-@pytest.mark.parametrize(
-    "others", [{}, {"img_size": 8}]
-)  # with both the network is built before the data are known
+# with both the network is built before the data are known
+@pytest.mark.parametrize("others", [{}, {"img_size": 8}])
 def test_other_sizes_than_the_datas_are_refused(others: dict[str, int], digits_root: Path) -> None:
     with pytest.raises(
         UserError, match=r"^the module has num_classes 1000, the data has 10: leave it out"

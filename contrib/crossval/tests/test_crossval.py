@@ -79,9 +79,8 @@ def test_the_interval_is_nadeau_and_bengios() -> None:
     error = math.sqrt((1 / 5 + 1 / 4) * statistics.variance(scores))
     low, high = verb.interval(scores)
     assert (low + high) / 2 == pytest.approx(statistics.mean(scores))
-    assert (high - low) / 2 == pytest.approx(
-        2.7764451 * error
-    )  # Student's t at .975 with four degrees of freedom
+    # Student's t at .975 with four degrees of freedom
+    assert (high - low) / 2 == pytest.approx(2.7764451 * error)
 
 
 def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path) -> None:
@@ -90,9 +89,8 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     draw = np.random.default_rng(0)
     probabilities = draw.dirichlet(np.ones(10), len(paths)).astype(np.float32)
     probabilities[np.arange(len(paths)), labels] += 1
-    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[
-        [9, 0]
-    ]  # the network is sure of another class
+    # the network is sure of another class
+    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[[9, 0]]
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     doubtful, seems = doubt.suspects(probabilities, np.array(labels))
     assert sorted(doubtful) == [3, 40]
@@ -138,10 +136,11 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     ]
     shown = [Image.open(io.BytesIO(content)) for content in contents]
     assert [image.size for image in shown[:2]] == [(192, 96), (192, 96)]
+    # read as the run reads them
     assert [np.asarray(image).mean((0, 1)).argmax() for image in shown[:2]] == [
         2,
         0,
-    ]  # read as the run reads them
+    ]
     assert len(shown) == html.count("<figure>") == doubtful_page.MOST
     words = [
         "203 of 5,000 labels, the 200 most doubtful below",

@@ -211,9 +211,8 @@ def test_the_folder_holds_all_that_the_page_needs(
     )
     with torch.no_grad():
         expected = module.model(image[None])
-        maps = module.model.maps(image[None]).class_attention[
-            0
-        ]  # [1, h, T, T + s²], the class token first
+        # [1, h, T, T + s²], the class token first
+        maps = module.model.maps(image[None]).class_attention[0]
     assert torch.allclose(logits, expected, atol=1e-4)
     assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=1e-5)
 
@@ -493,9 +492,8 @@ def test_the_page_gives_what_predict_gives(
             if index in expected
         ]
         assert len(differences) == 5 or path.suffix != ".png"
-        limit = (
-            1e-3 if path.suffix == ".png" else 5e-3
-        )  # another release of libjpeg may be in the browser
+        # another release of libjpeg may be in the browser
+        limit = 1e-3 if path.suffix == ".png" else 5e-3
         assert max(differences) <= limit, path
         worst = max(worst, *differences)
     assert page.script(

@@ -122,10 +122,11 @@ def test_two_processes_train_as_with_ddp(both: tuple[Path, list[dict]]) -> None:
         assert len(each["fsdp"]["losses"]) == 50
         assert each["fsdp"]["losses"] == pytest.approx(each["ddp"]["losses"], abs=1e-5, nan_ok=True)
         assert each["fsdp"]["decay"] == each["ddp"]["decay"]
+    # both were skipped
     assert [sum(loss != loss for loss in each["fsdp"]["losses"]) for each in found] == [
         0,
         2,
-    ]  # both were skipped
+    ]
     assert found[0]["fsdp"]["decay"]["blocks.0.gamma_1"] == 0
     assert found[0]["fsdp"]["decay"]["blocks.0.attn.qkv.weight"] > 0
     ours, theirs = checkpoint(folder, "fsdp"), checkpoint(folder, "ddp")
@@ -193,11 +194,12 @@ CHECKPOINTED = dict(grad_checkpointing=True)
         (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
         (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
         (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
+        # rows that no two share evenly
         (
             dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)),
             {},
             1e-3,
-        ),  # rows that no two share evenly
+        ),
     ],
     ids=[
         "checkpointing and accumulation",

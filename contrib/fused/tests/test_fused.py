@@ -77,9 +77,8 @@ def no_less_exact(given: list[Tensor]) -> str:
     exact = attention_results([tensor.double() for tensor in given], "reference")
     fused, plain = attention_results(given, "fused"), attention_results(given, "reference")
     for tensors in (fused, plain, exact):
-        bias_l = tensors.pop(
-            3
-        )  # it cancels in the softmax: what the reference has there is rounding
+        # it cancels in the softmax: what the reference has there is rounding
+        bias_l = tensors.pop(3)
         if tensors is fused:
             assert not bias_l.any()
     # The maps are rounded at most where the reference rounds them, so fused loses as much as the reference, give or
@@ -127,9 +126,8 @@ def test_several_tiles_a_program(monkeypatch: pytest.MonkeyPatch, tiles_as_compi
     from contrib.fused import attention
 
     monkeypatch.setattr(attention, "PROGRAMS", 3)
-    given = case(
-        6, 13, torch.float32, k=8, batch=2
-    )  # 13 tiles: 5, 5 and 3, the last of them by half
+    # 13 tiles: 5, 5 and 3, the last of them by half
+    given = case(6, 13, torch.float32, k=8, batch=2)
     assert attention.turns(given[0].new_empty(12, 13, 16), 6) == (3, 5)
     no_less_exact(given)
 
@@ -175,9 +173,8 @@ def fused_output(qkv: Tensor, given: list[Tensor]) -> Tensor:
 
 
 @runs
-@pytest.mark.parametrize(
-    "factor", [12, 100]
-)  # scores of hundreds; q·k beyond float16, scale · q·k within
+# scores of hundreds; q·k beyond float16, scale · q·k within
+@pytest.mark.parametrize("factor", [12, 100])
 def test_scores_far_from_zero(factor: int) -> None:
     given = case(4, 40, torch.float16)
     given[0][:, :, :2] *= factor
@@ -263,9 +260,8 @@ def test_no_map_is_kept() -> None:
         lambda x: kept.append(x.numel()) or x, lambda x: x
     ):
         fused_output(qkv.requires_grad_(), [qkv, *parameters])
-    assert (
-        qkv.numel() <= max(kept) <= qkv.numel() * 112 / 100
-    )  # rows are padded to a multiple of 16
+    # rows are padded to a multiple of 16
+    assert qkv.numel() <= max(kept) <= qkv.numel() * 112 / 100
 
 
 @pytest.mark.parametrize(

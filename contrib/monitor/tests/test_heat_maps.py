@@ -36,10 +36,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_each_figure_with_a_map_is_drawn(run: Path) -> None:
     drawn = draw(run)
+    # of γ's quantiles the median alone has a map
     assert list(drawn) == [
         "branch_ratio",
         "grad_norm",
-    ]  # of γ's quantiles the median alone has a map
+    ]
     assert drawn.keys() <= MAPS.keys()
     heat_maps([str(run)], None)  # type: ignore[arg-type]
     assert {path.stem for path in (run / "heat_maps").iterdir()} == drawn.keys()
@@ -52,9 +53,8 @@ def test_the_heat_map_shows_the_rows_of_the_file(run: Path) -> None:
     expected = [[value("ffn", layer, step) for step in STEPS] for layer in (1, 2)]
     np.testing.assert_allclose(mesh.get_array().reshape(2, 6), expected)
     corners = mesh.get_coordinates()
-    np.testing.assert_allclose(
-        corners[0, :, 0], [0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25]
-    )  # of 6 steps an epoch
+    # of 6 steps an epoch
+    np.testing.assert_allclose(corners[0, :, 0], [0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25])
     assert set(axes) >= {"self-attention", "feed-forward", "class attention", "its feed-forward"}
 
 
@@ -65,9 +65,8 @@ def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:
         "4,2,layer1.0,grad_norm,0",
         "9,1,stem,grad_norm,2",
     ]
-    (tmp_path / "monitor.csv").write_text(
-        "\n".join(lines) + "\n9,2,layer1.0,grad_n"
-    )  # torn by a kill
+    # torn by a kill
+    (tmp_path / "monitor.csv").write_text("\n".join(lines) + "\n9,2,layer1.0,grad_n")
     tables = read(tmp_path)
     table = tables[MODULES, "grad_norm"]
     assert (table.layers, table.steps) == (["stem", "layer1.0"], [4, 9])
@@ -92,11 +91,12 @@ def test_a_run_without_figures_is_told_why(tmp_path: Path) -> None:
         UserError, match=r"monitor.csv is missing: only a run with the callback Monitor writes it"
     ):
         draw(tmp_path)
+    # it may not have come so far
     for content in (
         b"",
         b"step,layer,part,name,value\n1,2,sa",
         b"\x00\xff\n",
-    ):  # it may not have come so far
+    ):
         (tmp_path / "monitor.csv").write_bytes(content)
         with pytest.raises(UserError, match=r"monitor.csv (holds no figures yet|is no text)"):
             draw(tmp_path)

@@ -309,9 +309,8 @@ def test_a_run_that_solved_its_head_and_planned_its_epochs_anew(
     short += ["--save_every_n_steps=4"]
     main(["fit", *SMALL, *short, "--run_name=planned"])
     Path("logs/planned/checkpoints/best.ckpt").unlink()
-    main(
-        ["replay", "planned", "--step=3", "--count=8", "--images=1"]
-    )  # before the plan, and more than there was to be
+    # before the plan, and more than there was to be
+    main(["replay", "planned", "--step=3", "--count=8", "--images=1"])
     assert_as_logged(capsys.readouterr().out, place / "logs/planned", range(3, 11))
     Path("a.pth").unlink()  # of no use from a checkpoint on
     main(["replay", "planned", "--step=9", "--count=2", "--images=1"])

@@ -101,9 +101,8 @@ def test_an_image_without_finite_answers_costs_the_others_nothing() -> None:
         == classifier.encode_response(odd).status_code
         == 422
     )
-    assert str(odd).startswith(
-        "the image cannot be prepared: JSONDecodeError"
-    )  # by a transform of one's own
+    # by a transform of one's own
+    assert str(odd).startswith("the image cannot be prepared: JSONDecodeError")
 
 
 @pytest.fixture(scope="module")

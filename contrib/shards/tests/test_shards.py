@@ -227,9 +227,8 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
     before = {path: path.stat().st_mtime_ns for path in out.glob("[tv]*/chunk-*.bin")}
     assert len(before) >= kills[-1]
     make(digits_root, out, "--images=40", "--workers=1")
-    assert {
-        path: path.stat().st_mtime_ns for path in before
-    } == before  # what was made is not made again
+    # what was made is not made again
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     assert tree(out) == tree(make(digits_root, tmp_path / "whole", "--images=40", "--workers=2"))
     assert "is not an empty folder" in refusal(other, capsys)
     source = open_source(str(out))
@@ -487,10 +486,11 @@ def test_a_run_on_s3_ends_with_the_bits_of_the_folder_whatever_fails_and_can_be_
     assert_same(logs / "s3", logs / "folder")
     main(["eval", "s3"])
     scores = json.loads((logs / "s3/evaluation.json").read_text())
+    # not the two batches of training
     assert (scores["root"], scores["raw"]["images"]) == (
         digits_address,
         360,
-    )  # not the two batches of training
+    )
     main(["replay", "s3", "--step=3", "--data-only"])
     assert f"{digits_address}/train/" in (logs / "s3/replay/step-000003.csv").read_text()
 
@@ -627,9 +627,8 @@ def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(
     assert s3.of("/few/") == 1
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, dict(cache_gb=9e-5, order="windowed", window=3)]
-)  # room for a third
+# room for a third
+@pytest.mark.parametrize("settings", [{}, dict(cache_gb=9e-5, order="windowed", window=3)])
 def test_a_chunk_is_requested_once_in_an_epoch(
     settings: dict, digits_address: str, tmp_path: Path, s3: loopback.Requests
 ) -> None:

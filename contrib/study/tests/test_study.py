@@ -172,9 +172,8 @@ def test_a_run_of_other_settings_or_of_none_is_refused(
     command = ["study", f"--grid={grid_file}", "--size=two", "--jobs=1"]
     path = Path("logs/study/plain-6-seed0/result.json")
     path.parent.mkdir(parents=True)
-    unfinished = json.dumps(
-        {"settings": ["--model.lr=1"], "result": None}
-    )  # interrupted, so it would be resumed
+    # interrupted, so it would be resumed
+    unfinished = json.dumps({"settings": ["--model.lr=1"], "result": None})
     for content, words in [
         (unfinished, "was trained with other settings; remove logs/study"),
         ("{", "result.json is no JSON"),

@@ -130,9 +130,8 @@ def _report(error: Exception, program: Program) -> int:
 def _print_any_name() -> None:
     """Let file names be printed that are no text, or whose letters the terminal lacks, or where nobody reads them."""
     for name in ("stdout", "stderr"):
-        if (
-            getattr(sys, name) is None
-        ):  # the shell has closed it, and its number would be the next file's
+        # the shell has closed it, and its number would be the next file's
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         is_unicode = sys.stdout.encoding.lower().startswith("utf")

@@ -102,9 +102,8 @@ def _settings_to_score(folder: Path) -> Settings:
         "output": str(folder / rundir.EVALUATION),
     }
     if (folder / rundir.VALIDATION).is_file():
-        settings["data"] = {
-            "val_list": None
-        }  # `Scoring` reads that of the run, if the images are the run's
+        # `Scoring` reads that of the run, if the images are the run's
+        settings["data"] = {"val_list": None}
     return settings
 
 
@@ -220,9 +219,8 @@ class Scoring:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
         from cait.train.callbacks import EMA
 
-        self.trainer.validate(
-            **arguments | {"verbose": False}
-        )  # the table has the figures of Lightning's
+        # the table has the figures of Lightning's
+        self.trainer.validate(**arguments | {"verbose": False})
         scores = {"raw": self._scores("val/", self.module.val_metrics)}
         average = EMA.among(self.trainer.callbacks)
         if average is not None and average.average is not None:

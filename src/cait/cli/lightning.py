@@ -97,9 +97,8 @@ class CaiTCLI(LightningCLI):
         shown = any(word.startswith(("--help", "--print_config")) for word in self.line.words)
         set_parsing_settings(docstring_parse_attribute_docstrings=shown)
         for group in (DataSettings, ModuleSettings):
-            group.__init__.__annotations__ = get_type_hints(
-                group
-            )  # without rules, which would hide lists and choices
+            # without rules, which would hide lists and choices
+            group.__init__.__annotations__ = get_type_hints(group)
         return super().init_parser(**kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -212,9 +211,8 @@ class CaiTCLI(LightningCLI):
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
-        restarts = self.processes.agree(
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        )  # each node counts its own
+        # each node counts its own
+        restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if config.trainer.fast_dev_run or not any(map(int, restarts)):
             return
         folder = self._run_folder() / rundir.CHECKPOINTS
@@ -228,9 +226,8 @@ class CaiTCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
         if config.trainer.fast_dev_run:  # it writes nothing
             return root
-        launched = (
-            "LOCAL_RANK" in os.environ or self.processes.started() > 1
-        )  # by torchrun or Lightning, or by SLURM
+        # by torchrun or Lightning, or by SLURM
+        launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             recipe = (
@@ -255,9 +252,8 @@ class CaiTCLI(LightningCLI):
         if not self.prints_plan:
             self.lock = RunLock(folder)
         checkpoints = folder / rundir.CHECKPOINTS
-        resumes = any(
-            path == folder / rundir.CONFIG for path, _ in self.line.layers
-        )  # maybe from elsewhere
+        # maybe from elsewhere
+        resumes = any(path == folder / rundir.CONFIG for path, _ in self.line.layers)
         goes_on = start and (resumes or _is_in(checkpoints, start))
         if rundir.checkpoints(checkpoints) and not goes_on:
             resume = self.program.command("resume", folder)
@@ -270,9 +266,8 @@ class CaiTCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         if self.checkpoint:
             self.model.starts_anew = False  # the weights that it began with may be gone
-        if not (
-            _has(ProgressBar, listed(settings.callbacks)) or sys.stdout.isatty()
-        ):  # a bar would fill a log
+        # a bar would fill a log
+        if not (_has(ProgressBar, listed(settings.callbacks)) or sys.stdout.isatty()):
             kwargs["enable_progress_bar"] = False
         kwargs["plugins"] = self._plugins(settings)
         if self.subcommand == "fit":
@@ -319,9 +314,8 @@ class CaiTCLI(LightningCLI):
             self.datamodule.validation_path = folder / rundir.VALIDATION
             if goes_on:
                 self._keep_held_out()
-        first_step = (
-            (self.checkpoint_step or 0) if goes_on else 0
-        )  # a new run may start from another's checkpoint
+        # a new run may start from another's checkpoint
+        first_step = (self.checkpoint_step or 0) if goes_on else 0
         start = f"{self.checkpoint} at step {self.checkpoint_step}" if self.checkpoint else ""
         config = resolve_config(self.config.fit, self.model)
         run = plugins.Run(

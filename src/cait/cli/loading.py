@@ -167,9 +167,8 @@ def from_checkpoint(
     settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
     settings |= saved.data_settings(folder) if folder else saved.image_settings(preprocessing)
     settings["img_size"] = size
-    settings["in_chans"] = (
-        channels if channels == 1 or settings.get("reader") else 3
-    )  # else its own transforms
+    # else its own transforms
+    settings["in_chans"] = channels if channels == 1 or settings.get("reader") else 3
     data_module = _data_module(data, settings, rundir.config(folder) if folder else path)
     data_module.check_prepares(data_state or {})
     return Loaded(

@@ -76,9 +76,8 @@ def _paths(source: str) -> Iterable[str]:
     if source == "-":
         text = os.fsdecode(sys.stdin.buffer.read()).lstrip("\ufeff")
         return filter(None, text.replace("\r\n", "\n").split("\n"))
-    return (
-        dict(scan_flat(Path(source))) if os.path.isdir(source) else [source]
-    )  # a missing file gets a row too
+    # a missing file gets a row too
+    return dict(scan_flat(Path(source))) if os.path.isdir(source) else [source]
 
 
 def _rows(
@@ -88,9 +87,8 @@ def _rows(
     from cait.data.table import Images
 
     data = loaded.data
-    data.num_workers = min(
-        data.workers(1), len(paths) // data.eval_batch_size
-    )  # a few images need no workers
+    # a few images need no workers
+    data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)
     remaining = iter(paths)
     for probabilities, labels in loaded.judge(Images((path, 0) for path in paths)):
         finite = probabilities.isfinite().all(dim=1)
@@ -201,9 +199,8 @@ def _csv(
         )
         names = [best["class"] for best in row.get("predictions", ())]
         figures = [f"{best['probability']:.4f}" for best in row.get("predictions", ())]
-        if (
-            several and "error" not in row
-        ):  # as in a table of labels; without a class ";" stands alone
+        # as in a table of labels; without a class ";" stands alone
+        if several and "error" not in row:
             names = [";".join(names) or ";"]
             figures = [";".join(figures)]
         cells = [path, *chain(*zip(names, figures, strict=True))]

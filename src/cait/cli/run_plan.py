@@ -34,9 +34,8 @@ class SaveConfig(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (
-            trainer.ckpt_path is None
-        ):  # a kill may come before the first step, while the head is solved
+        # a kill may come before the first step, while the head is solved
+        if trainer.ckpt_path is None:
             self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

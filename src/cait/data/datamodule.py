@@ -322,16 +322,14 @@ class ImageNetDataModule(LightningDataModule):
         """Loader of another evaluation set of the same classes, under the same transform."""
         unreadable = UnreadableImages(limit=self.settings.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
-        loader.finish = (
-            self._labelled
-        )  # here, because the Trainer gets the loader without this data module's hooks
+        # here, because the Trainer gets the loader without this data module's hooks
+        loader.finish = self._labelled
         return loader
 
     def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
         rank, world_size = self.rank_and_world()
-        if (
-            len(images) < world_size
-        ):  # a process without a batch would not join in adding up the metrics
+        # a process without a batch would not join in adding up the metrics
+        if len(images) < world_size:
             raise UserError(
                 f"{len(images)} {purpose} images cannot be shared out over {world_size} processes"
             )

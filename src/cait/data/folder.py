@@ -208,9 +208,8 @@ class FolderSource:
         pool = images.select(may_validate)
         validates = listed_among(pool, self.root, listed) if listed else self.choose(pool)
         trains = ~validates
-        if (
-            listed and self.keeps_marks
-        ):  # an image that is marked to validate, and not in the list, came later
+        # an image that is marked to validate, and not in the list, came later
+        if listed and self.keeps_marks:
             trains &= pool.splits != VAL
         splits = images.splits.copy()
         splits[may_validate] = np.where(validates, VAL, np.where(trains, TRAIN, UNUSED))

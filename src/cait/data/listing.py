@@ -70,9 +70,8 @@ def spelled(folder: Path, name: str) -> str:
         return name
     path = Path()
     for step in Path(name).parts:
-        forms = (
-            unicodedata.normalize(form, step) for form in ("NFC", "NFD")
-        )  # of Linux, and of a Mac
+        # of Linux, and of a Mac
+        forms = (unicodedata.normalize(form, step) for form in ("NFC", "NFD"))
         path /= next((form for form in forms if (folder / path / form).exists()), step)
     return str(path)
 

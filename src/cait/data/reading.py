@@ -115,12 +115,10 @@ class Reading(Group):
     def read(self, image: RawImage) -> Any:
         """Decode an image. Raises any kind of error."""
         with open_image(image) as opened:
-            if (
-                self.shrink is not None and opened is not image
-            ):  # it would change the caller's image
-                opened.draft(
-                    None, (self.shrink, self.shrink)
-                )  # JPEG decoders halve much faster, up to 3 times
+            # it would change the caller's image
+            if self.shrink is not None and opened is not image:
+                # JPEG decoders halve much faster, up to 3 times
+                opened.draft(None, (self.shrink, self.shrink))
             opened.load()
             turn = ORIENTATIONS.get(orientation(opened)) if self.exif_orientation else None
             pixels = _eight_bits(opened)
@@ -228,9 +226,8 @@ def open_image(image: RawImage) -> Iterator[Image.Image]:
 def _check_jpeg(opened: JpegImagePlugin.JpegImageFile, bounded: Bounded, file: IO[bytes]) -> None:
     """Raise ValueError if the file has too many scans, and refuse long padding from now on."""
     bounded.is_jpeg = True
-    has_all_channels = bounded.last[:1] == bytes(
-        [opened.layers]
-    )  # in its first scan, whose header was read last
+    # in its first scan, whose header was read last
+    has_all_channels = bounded.last[:1] == bytes([opened.layers])
     if has_all_channels and "progressive" not in opened.info:
         return
     position = file.tell()
@@ -323,9 +320,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
             f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white"
         )
     gray = np.rint(255 * pixels) if is_float else pixels >> (bits - 8)
-    if (
-        tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
-    ):  # white is 0; Pillow turns 8 bits alone
+    # white is 0; Pillow turns 8 bits alone
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
         gray = 255 - gray
     return Image.fromarray(gray.astype(np.uint8))
 

@@ -84,9 +84,8 @@ class Preprocessing(Reading):
         )
         first, policy, final = (stage.transforms for stage in stages)
         if self.fit != "crop":
-            squared = (
-                replace(self, crop_pct=1.0).transform().transforms[-3:-1]
-            )  # what makes the image square, without the conversion to a tensor
+            # what makes the image square, without the conversion to a tensor
+            squared = replace(self, crop_pct=1.0).transform().transforms[-3:-1]
             first[:1] = [ShapedCrop(augmentation.scale, augmentation.ratio), *squared]
         if len(self.mean) == 1:
             final.insert(2, itemgetter(slice(1)))  # normalized, one of gray's equal three
@@ -280,9 +279,8 @@ class Mixing(Group):
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
         mixing smoothed ones.
         """
-        if (
-            labels.ndim == 2
-        ):  # mix the numbers of the images, and so learn the share of each in each
+        # mix the numbers of the images, and so learn the share of each in each
+        if labels.ndim == 2:
             images, shares = self.mix(
                 images, torch.arange(len(labels), device=labels.device), len(labels), seed
             )

@@ -106,9 +106,10 @@ def extract(
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
     """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
+    # here, because runs that take no features do not load it
     from cait.model.weights import (
         classifiers,
-    )  # here, because runs that take no features do not load it
+    )
 
     seen: list[Tensor] = []
     for layer in [head] if head else classifiers(network)[:1]:

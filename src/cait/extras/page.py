@@ -34,9 +34,8 @@ def write(
         ),
     )
     with disk.atomic_write(path) as beside:
-        beside.write_text(
-            page, encoding="utf-8", errors="xmlcharrefreplace"
-        )  # file names may be no text
+        # file names may be no text
+        beside.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
 
 def escape(text: str) -> str:

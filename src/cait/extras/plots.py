@@ -56,9 +56,8 @@ def panels(
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
     """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]; planes as `SHOWN` says."""
     values = image.float().cpu().permute(1, 2, 0).numpy()
-    if preprocessing.reader or len(image) != len(
-        preprocessing.mean
-    ):  # a transform of one's own made others
+    # a transform of one's own made others
+    if preprocessing.reader or len(image) != len(preprocessing.mean):
         values = values[..., : 3 if len(image) >= 3 else 1] / 4 + 0.5
         colors = (255 * values.clip(0, 1)).astype(np.uint8)
     else:

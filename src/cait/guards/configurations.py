@@ -182,9 +182,8 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-Loader.add_constructor(
-    "tag:yaml.org,2002:timestamp", Loader.construct_yaml_str
-)  # the parser too takes dates for text
+# the parser too takes dates for text
+Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_str)
 NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 """The parser takes 1e-3 for a number, so a name like that needs quotes."""
 for yaml_class in (Loader, yaml.SafeDumper):

@@ -50,9 +50,8 @@ class NonFiniteGuard(Callback):
             pl_module.log("train/grad_norm", norm)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if getattr(
-            optimizer, "_step_supports_amp_scaling", False
-        ):  # fused, and no wrapper of a fused one
+        # fused, and no wrapper of a fused one
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         elif bad:
             raise SkipStep
@@ -83,9 +82,8 @@ class NonFiniteGuard(Callback):
             )
         for callback in trainer.early_stopping_callbacks:
             reason = callback.stopping_reason_message
-            if (
-                trainer.should_stop and reason and not callback.verbose
-            ):  # else Lightning has said it
+            # else Lightning has said it
+            if trainer.should_stop and reason and not callback.verbose:
                 rank_zero_info(f"stopped early: {reason}")
 
     def state_dict(self) -> dict[str, Any]:

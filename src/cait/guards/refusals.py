@@ -152,9 +152,8 @@ def check_settings(settings: Any) -> None:
         if settings[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
     interval = settings.val_check_interval
-    if not isinstance(
-        interval, int | float | None
-    ):  # each process would go by its own clock, and a resumed run too
+    # each process would go by its own clock, and a resumed run too
+    if not isinstance(interval, int | float | None):
         raise UserError(
             f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}"
         )
@@ -302,9 +301,8 @@ def check_processes(trainer: Trainer, started: int) -> None:
             f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun"
         )
     asked = trainer.num_devices * trainer.num_nodes
-    actual = (
-        trainer.world_size if started in (1, asked) else started
-    )  # Lightning would train on as many as these
+    # Lightning would train on as many as these
+    actual = trainer.world_size if started in (1, asked) else started
     if actual != asked:
         raise UserError(
             f"--trainer.devices and num_nodes make {asked} processes, {actual} were started: "

@@ -50,8 +50,7 @@ class RunLock(Callback):
                     disk.remove(path)
             if not self._before:
                 (self.run_dir / LOCK).unlink(missing_ok=True)
-                with contextlib.suppress(
-                    OSError
-                ):  # another process has just taken it, or it is a link
+                # another process has just taken it, or it is a link
+                with contextlib.suppress(OSError):
                     self.run_dir.rmdir()
         self.release()

@@ -183,9 +183,8 @@ class CaiT(*plugins.groups("network"), nn.Module):  # type: ignore[misc]
         for parameter in reversed([*self.parameters(recurse=False)]):  # the positions come first
             nn.init.trunc_normal_(parameter, std=0.02)
         for module in self.modules():
-            if isinstance(
-                module, nn.Linear
-            ):  # the patch projection keeps PyTorch's default, as in the released code
+            # the patch projection keeps PyTorch's default, as in the released code
+            if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

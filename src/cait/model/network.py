@@ -249,9 +249,8 @@ def in_channels_last(network: nn.Module) -> nn.Module:
     convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     if 2 * len(convolutions) > len(layers):
         for layer in convolutions:
-            layer.to(
-                memory_format=torch.channels_last
-            )  # its output then is too, whatever format the images have
+            # its output then is too, whatever format the images have
+            layer.to(memory_format=torch.channels_last)
     return network
 
 

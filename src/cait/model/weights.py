@@ -107,9 +107,8 @@ def _read(path: Path) -> Any:
     ckpt.check_weights(path)
     try:
         with disk.open_file(path) as file:  # a pipe would wait
-            is_safetensors = (
-                file.read(9)[8:] == b"{"
-            )  # whatever it is called; the length of a header comes first
+            # whatever it is called; the length of a header comes first
+            is_safetensors = file.read(9)[8:] == b"{"
         if not is_safetensors:
             return ckpt.read(path)
         from safetensors.torch import load_file
@@ -148,9 +147,8 @@ def load_weights(
     if classes and own_classes:
         for key in heads:
             rows = state.pop(key, None)
-            if rows is not None and {*classes} == {
-                *own_classes
-            }:  # else the head is for other classes
+            # else the head is for other classes
+            if rows is not None and {*classes} == {*own_classes}:
                 state[key] = rows[[classes.index(name) for name in own_classes]]
     source = f"{path}, with the names {_names(state)}," if names.isdisjoint(state) else str(path)
     try:

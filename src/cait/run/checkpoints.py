@@ -107,9 +107,8 @@ class LastCheckpoint(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
-        for (
-            callback
-        ) in trainer.early_stopping_callbacks:  # Lightning would restore the patience of before
+        # Lightning would restore the patience of before
+        for callback in trainer.early_stopping_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key)
             if state:
                 state["patience"] = callback.patience
@@ -134,9 +133,8 @@ class LastCheckpoint(Callback):
             disk.remove(last)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        has_head = trainer.global_step == 0 and getattr(
-            pl_module, "validates_first", False
-        )  # to solve it took time
+        # to solve it took time
+        has_head = trainer.global_step == 0 and getattr(pl_module, "validates_first", False)
         if has_head or trainer.global_step != self._saved_step:
             self._save_or_leave(trainer, due=True, ask=True)
 
@@ -169,9 +167,8 @@ class LastCheckpoint(Callback):
         raise SystemExit(0 if is_child else 128 + signal)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        is_due = (
-            trainer.global_step == 0 or trainer.global_step != self._saved_step
-        )  # a head may be solved at step 0
+        # a head may be solved at step 0
+        is_due = trainer.global_step == 0 or trainer.global_step != self._saved_step
         self._save_or_leave(trainer, is_due, ask=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -236,9 +233,8 @@ class BestCheckpoint(ModelCheckpoint):
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 self._check_watched(callback, trainer.callback_metrics)
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
-            self._save_topk_checkpoint(
-                trainer, self._monitor_candidates(trainer)
-            )  # before the first epoch has begun
+            # before the first epoch has begun
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
         else:
             super().on_validation_end(trainer, pl_module)
 
@@ -257,9 +253,8 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: State) -> None:
         self.other_score = state_dict.get("other_score")
         best = str(Path(str(self.dirpath), BEST))
-        if (
-            state_dict["best_k_models"] and Path(best).exists()
-        ):  # else it starts from another run's checkpoint
+        # else it starts from another run's checkpoint
+        if state_dict["best_k_models"] and Path(best).exists():
             state_dict |= {
                 "dirpath": self.dirpath,
                 "best_model_path": best,

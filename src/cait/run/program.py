@@ -41,10 +41,11 @@ class Processes:
 
         Raises UserError if SLURM has several tasks, and srun did not start this process as one of them.
         """
+        # the usual case; do not import Lightning
         if not os.environ.keys() & {
             "TORCHELASTIC_RUN_ID",
             "SLURM_NTASKS",
-        }:  # the usual case; do not import Lightning
+        }:
             return None
         from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -61,9 +62,8 @@ class Processes:
                 "SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS"
             )
         try:
-            return SLURMEnvironment(
-                auto_requeue=False
-            )  # Lightning would have SLURM save and requeue by itself
+            # Lightning would have SLURM save and requeue by itself
+            return SLURMEnvironment(auto_requeue=False)
         except RuntimeError as error:
             raise UserError(one_line(error)) from error
 
@@ -136,10 +136,11 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
             f"torchrun's --max-restarts {restarts} needs a new store for each start: give torchrun the variable "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
         )
+    # as in SLURM
     os.environ |= {
         "MASTER_ADDR": cluster.main_address,
         "MASTER_PORT": str(cluster.main_port),
-    }  # as in SLURM
+    }
     store, _, _ = next(
         rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT)
     )

@@ -69,9 +69,8 @@ def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     if folder.parent == LOGS:
         return folder.name
-    return (
-        f"./{folder}" if folder.parent == Path() else str(folder)
-    )  # alone it would be a name in `LOGS`
+    # alone it would be a name in `LOGS`
+    return f"./{folder}" if folder.parent == Path() else str(folder)
 
 
 def find_run(checkpoint: str | Path) -> Path | None:

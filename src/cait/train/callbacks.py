@@ -115,9 +115,8 @@ class EMA(Callback):
         self._last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if (
-            self.average is not None and trainer.global_step != self._last_step
-        ):  # not while gradients accumulate
+        # not while gradients accumulate
+        if self.average is not None and trainer.global_step != self._last_step:
             self._last_step = trainer.global_step
             self._averaging.update(pl_module.model)
 

@@ -84,9 +84,8 @@ class EvalMetrics(nn.Module):
         size = {self.SIZE: num_classes}
         self.own = {name: _metric(name, path, size) for name, path in (own or {}).items()}
         """The user's own metrics by name."""
-        self._own = nn.ModuleList(
-            self.own.values()
-        )  # no ModuleDict, because it refuses names such as "keys"
+        # no ModuleDict, because it refuses names such as "keys"
+        self._own = nn.ModuleList(self.own.values())
         self.with_macro = per_class
         self.per_class = torch.zeros(num_classes, 2, dtype=torch.long)
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
@@ -102,9 +101,8 @@ class EvalMetrics(nn.Module):
         counted = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
         logits, labels = logits[counted].float(), labels[counted].long()
         self.counter.update(logits, labels)
-        if not len(
-            labels
-        ):  # a metric of the user's own may not expect that, or take 0 / 0 into a mean
+        # a metric of the user's own may not expect that, or take 0 / 0 into a mean
+        if not len(labels):
             return
         for name, metric in self.own.items():
             with told_as(f"the metric {name} fails"):
@@ -127,9 +125,8 @@ class EvalMetrics(nn.Module):
                     _number(metric) if self.is_finite and has_images else torch.tensor(torch.nan)
                 )
         for metric in [self.counter, *self.own.values()]:
-            with torch.inference_mode(
-                False
-            ):  # a fit may follow `Trainer.validate`, and counts in place
+            # a fit may follow `Trainer.validate`, and counts in place
+            with torch.inference_mode(False):
                 metric.reset()
         if not self.is_finite:
             figures = {name: torch.full_like(value, torch.nan) for name, value in figures.items()}
@@ -166,9 +163,8 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
 def _number(metric: Metric) -> Tensor:
     """The value [] of a metric, as a floating-point number; NaN if torchmetrics calls it meaningless."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "error", ".*meaningless"
-        )  # as an AUROC of images of one class, which it gives as 0
+        # as an AUROC of images of one class, which it gives as 0
+        warnings.filterwarnings("error", ".*meaningless")
         try:
             value = torch.as_tensor(metric.compute())
         except UserWarning:

@@ -165,9 +165,8 @@ class CaiTModule(LightningModule):
             network.check(
                 self.model, self.name, network.input_shape(self.hparams), self.num_classes
             )
-        self.settings.build_optimizer(
-            self.model, self.settings.lr
-        )  # a wrong setting fails here, not later
+        # a wrong setting fails here, not later
+        self.settings.build_optimizer(self.model, self.settings.lr)
         self.task = task_named(self.settings.task, self.num_classes)
         if self.settings.task is not None:
             self.loss = self.task.loss(self.settings)
@@ -236,9 +235,8 @@ class CaiTModule(LightningModule):
             self.class_names = names
             self.eval_transform = getattr(data, "eval_transform", None)
             self.reading = data.settings if hasattr(data, "preprocessing") else None
-        settings = replace(
-            self.settings, lr=self.hparams["lr"]
-        )  # Lightning's tuner may have changed it
+        # Lightning's tuner may have changed it
+        settings = replace(self.settings, lr=self.hparams["lr"])
         self.settings = settings
         has_live_norms = not self.hparams.get("freeze_norm")
         if settings.grad_checkpointing and has_live_norms and network.counts_twice(self.model):
@@ -276,9 +274,8 @@ class CaiTModule(LightningModule):
             rank_zero_info(f"weights from {'; '.join(notes)}")
 
     def _classes_of_data(self) -> list[str] | None:
-        with suppress(
-            AttributeError, UserError
-        ):  # bare loaders; prediction without the training folder
+        # bare loaders; prediction without the training folder
+        with suppress(AttributeError, UserError):
             return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         return None
 

@@ -262,9 +262,8 @@ class WarmupSchedule(LRScheduler):
             return over
         if shape == "constant":  # the cosine begins here
             return now._replace(warmup=step)
-        rest_alone_changed = (
-            before.limits == now.limits and before.total != now.total
-        )  # as with another batch
+        # as with another batch
+        rest_alone_changed = before.limits == now.limits and before.total != now.total
         is_falling = before.warmup < step < before.total
         return now.bent_through(step, before) if rest_alone_changed and is_falling else over
 

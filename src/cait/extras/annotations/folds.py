@@ -24,9 +24,8 @@ class GroupFolds(StratifiedGroupKFold):
         sizes = y_counts_per_fold.sum(axis=1).tolist()
         best = 0
         for fold in range(1, folds):
-            is_close = (
-                abs(costs[fold] - costs[best]) <= 1e-8 + 1e-5 * costs[best]
-            )  # as numpy.isclose
+            # as numpy.isclose
+            is_close = abs(costs[fold] - costs[best]) <= 1e-8 + 1e-5 * costs[best]
             if costs[fold] < costs[best] or (is_close and sizes[fold] < sizes[best]):
                 best = fold
         return best

@@ -30,9 +30,8 @@ class MultiLabel(OneClass):
         if data is not None:
             images = len(data.source.train)
             counts = torch.tensor(data.class_counts(), dtype=torch.float32)
-            divides = (counts > 0) & (
-                counts < images
-            )  # a class on every image, or on none, counts as it is
+            # a class on every image, or on none, counts as it is
+            divides = (counts > 0) & (counts < images)
             weights = torch.where(divides, (images - counts) / counts.clamp(min=1), 1.0)
         return MultiLabelLoss(settings.label_smoothing, weights)
 

@@ -31,9 +31,8 @@ def open_source(root: str, settings: Settings) -> Any:
     Raises UserError if torchvision has no data set of that name.
     """
     named = root.startswith(("torch/", "hfds/")) and not Path(root).is_dir()
-    if not (
-        named or any(Path(root).glob("ILSVRC2012_*.tar*"))
-    ):  # most folders: torchvision's data sets are not needed
+    # most folders: torchvision's data sets are not needed
+    if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):
         return None
     from functools import partial
 

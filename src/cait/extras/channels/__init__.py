@@ -25,9 +25,8 @@ def reading(**settings: Any) -> Any:
 
 def add_settings(line: Any, program: Any) -> None:
     """Where images are planes, add the settings that they need to those of `cait fit`."""
-    if (
-        line.verb == "fit" and program.data is None
-    ):  # a data module of one's own may have transforms of its own
+    # a data module of one's own may have transforms of its own
+    if line.verb == "fit" and program.data is None:
         from cait.cli.options import Options
 
         own = Options("fit")

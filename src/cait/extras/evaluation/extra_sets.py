@@ -64,9 +64,8 @@ def open_test(source: Any) -> ExtraSet | None:
     if val is None or val == folder or not folder.is_dir():
         return None
     try:
-        return ExtraSet(
-            open_extra(folder, source.class_names).samples
-        )  # all classes may be predicted
+        # all classes may be predicted
+        return ExtraSet(open_extra(folder, source.class_names).samples)
     except UserError as error:
         rank_zero_info(f"{folder} is not scored: {error}")
         return None

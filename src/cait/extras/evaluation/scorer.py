@@ -35,9 +35,10 @@ class Counts(nn.Module):
             self.confusion = MulticlassConfusionMatrix(
                 num_classes, ignore_index=-1, validate_args=False
             )
+        # of 15 bins
         self.calibration = MulticlassCalibrationError(
             num_classes, ignore_index=-1, validate_args=False
-        )  # of 15 bins
+        )
         self.real_acc1 = MeanMetric()
         self.real_acc5 = MeanMetric()
         self.real_images = SumMetric()
@@ -45,9 +46,8 @@ class Counts(nn.Module):
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
         probabilities = logits.float().softmax(dim=1)
-        labels = labels.where(
-            probabilities[:, 0].isfinite(), -1
-        )  # of NaN, the largest is the first class
+        # of NaN, the largest is the first class
+        labels = labels.where(probabilities[:, 0].isfinite(), -1)
         if self.confusion:
             self.confusion.update(logits, labels)
         self.calibration.update(probabilities, labels)
@@ -110,9 +110,8 @@ class Evaluation(Callback):
         self._real = None
         if is_ours and self.data.class_names == ImageNetInfo().label_names():
             real = real_labels(self.data.val_images.samples)
-            self._real = (
-                None if real is None else real[list(loader.sampler.indices)]
-            )  # of this process, in order
+            # of this process, in order
+            self._real = None if real is None else real[list(loader.sampler.indices)]
         self._ema: Any = EMA.among(trainer.callbacks)  # type: ignore[attr-defined]
         networks = {"raw": pl_module.model}
         if self._ema and self._ema.average is not None:
@@ -120,9 +119,8 @@ class Evaluation(Callback):
         self._hooks = [
             network.register_forward_hook(self._leave_out) for network in networks.values()
         ]
-        counted = (
-            [] if pl_module.task.several else networks
-        )  # what is counted here is of one class per image
+        # what is counted here is of one class per image
+        counted = [] if pl_module.task.several else networks
         self._counts = {
             name: Counts(pl_module.num_classes).to(pl_module.device) for name in counted
         }

@@ -74,9 +74,8 @@ class Augment:
         for stage in self.array_ops:
             for op in stage.ops:
                 op.aug_fn = on_arrays(op.aug_fn)
-            stage.ops = np.array(
-                stage.ops
-            )  # numpy, which draws from them, would make it for each image
+            # numpy, which draws from them, would make it for each image
+            stage.ops = np.array(stage.ops)
 
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `open_image` in decode.py."""
@@ -147,9 +146,8 @@ class Augment:
 def resize(pixels: ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
     """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, with torch if it has the filter."""
     if interpolation in RESIZED_BY_TORCH:
-        image = torch.from_numpy(pixels)[None].permute(
-            0, 3, 1, 2
-        )  # channels last: torch's fastest path
+        # channels last: torch's fastest path
+        image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
         return F.interpolate(image, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0)
     resample = getattr(Image.Resampling, interpolation.upper())
     return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
@@ -233,6 +231,5 @@ def _received(rest: list[Any], key: int, place: int, shape: Any, dtype: Any) -> 
     batches = MEMORIES[key]
     array = batches.array(place, shape, dtype)
     weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array), *_tensors(
-        rest
-    )  # the tensor refers to the array as long as anything uses it
+    # the tensor refers to the array as long as anything uses it
+    return torch.from_numpy(array), *_tensors(rest)

@@ -96,9 +96,8 @@ class JpegStream:
 
     def crop(self, box: Box) -> ndarray:
         top, left, height, width = box
-        right = min(
-            max(left + width, 2), self.size[0]
-        )  # a region of only the first column may come out wrong
+        # a region of only the first column may come out wrong
+        right = min(max(left + width, 2), self.size[0])
         image = self.decoder.decode(
             self.stream.get_sub_code_stream(
                 region=self.codec.Region(top, left, top + height, right)
@@ -161,9 +160,8 @@ def open_image(
         name = str(raw)
     try:
         with open_bytes(raw) as file:
-            size = file.seek(
-                0, os.SEEK_END
-            )  # read(n) would take n bytes of memory first, whatever there is
+            # read(n) would take n bytes of memory first, whatever there is
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if size > DECODING[1]:  # Pillow reads what it needs of it
                 return _by_pillow(file, name, reading)

@@ -50,9 +50,8 @@ def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
         problems = [problem for _, problem in answers if problem]
         if problems:
             raise UserError(problems[0])
-        with disk.open_file(
-            answers[first][0]
-        ) as file:  # in a folder to which this account alone writes
+        # in a folder to which this account alone writes
+        with disk.open_file(answers[first][0]) as file:
             value = pickle.loads(file.read())
         processes.agree()  # the file stays until all have read it
     return value

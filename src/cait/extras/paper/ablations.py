@@ -93,9 +93,8 @@ class AblatedSelfAttention(SelfAttention):
     """`SelfAttention` without talking heads, with scores of cosine similarity, or with Fixup's biases."""
 
     def __init__(self, config: Any) -> None:
-        nn.Module.__init__(
-            self
-        )  # not the constructor of SelfAttention, which has talking heads in any case
+        # not the constructor of SelfAttention, which has talking heads in any case
+        nn.Module.__init__(self)
         d = config.embed_dim
         self.num_heads = config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
@@ -245,9 +244,8 @@ class AblatedCaiT(CaiT):
             del self.cls_token
             self.global_pool = "avg"
             self.num_prefix_tokens = 0
-        if (
-            at == 0
-        ):  # a class token that is there from the first block on has a position too, as in DeiT
+        # a class token that is there from the first block on has a position too, as in DeiT
+        if at == 0:
             self.pos_embed = nn.Parameter(
                 torch.zeros(1, self.config.num_patches + 1, self.config.embed_dim)
             )

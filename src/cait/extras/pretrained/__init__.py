@@ -40,9 +40,8 @@ def step_callbacks(module: Any, data: Any) -> list[Any]:
 def callbacks(run: Run) -> list[Any]:
     """What scores the baselines, if the run asks for it and keeps anything."""
     _check_used(run)
-    if (
-        not run.config.baselines or not run.keeps or getattr(run.data, "task", None)
-    ):  # an image has one class
+    # an image has one class
+    if not run.config.baselines or not run.keeps or getattr(run.data, "task", None):
         return []
     from cait.extras.pretrained.baselines import Baselines
 

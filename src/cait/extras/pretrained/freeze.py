@@ -72,16 +72,14 @@ class Freeze(Callback):
         freeze_norm = pl_module.hparams.get("freeze_norm")
         for layer in pl_module.model.modules():
             trains = [weight.requires_grad for weight in layer.parameters()]
-            is_frozen = (
-                freeze and not any(trains) and (trains or freeze is True)
-            )  # a Dropout above goes on
+            # a Dropout above goes on
+            is_frozen = freeze and not any(trains) and (trains or freeze is True)
             if is_frozen or (freeze_norm and isinstance(layer, _BatchNorm)):
                 self.held.append(layer)
         start = pl_module.settings
         has_weights = trainer.ckpt_path or start.weights or start.pretrained
-        if (
-            self.held and not has_weights and not references.is_path(pl_module.name)
-        ):  # one's own may load its weights
+        # one's own may load its weights
+        if self.held and not has_weights and not references.is_path(pl_module.name):
             rank_zero_info(
                 "warning: what is frozen is random: give --model.weights FILE or --model.pretrained true"
             )

@@ -78,9 +78,8 @@ class SolveHead(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
         pl_module.validates_first = self.is_solved and trainer.global_step == 0
-        if (
-            self.is_solved and pl_module.hparams["freeze"] is True
-        ):  # its head alone was to be learned
+        # its head alone was to be learned
+        if self.is_solved and pl_module.hparams["freeze"] is True:
             rank_zero_info("no epoch is trained: the head is solved, and the rest is frozen")
             trainer.should_stop = True
 

@@ -50,9 +50,8 @@ def features(arguments: list[str], program: Program) -> None:
         np.savez(
             file,
             names=np.array([names[index] for index in extracted.kept]),
-            class_names=np.array(
-                [*map(printable, class_names)], np.str_
-            ),  # an empty list would be of numbers
+            # an empty list would be of numbers
+            class_names=np.array([*map(printable, class_names)], np.str_),
             features=extracted.features,
             labels=extracted.labels,
         )

@@ -83,9 +83,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
             f"{folder / rundir.EVALUATION} has no accuracy to show: the network's answers are not finite"
         )
     images = state.get("depends_on", {}).get("training pictures")
-    repo = (
-        given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
-    )  # as the Hub allows
+    # as the Hub allows
+    repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
     config = saved.run_settings(folder)
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
@@ -221,6 +220,5 @@ def _public(settings: Content) -> Settings:
 def _cell(text: str) -> str:
     """A name in Markdown, with all markup escaped."""
     shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    return re.sub(
-        r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown
-    )  # addresses are links too
+    # addresses are links too
+    return re.sub(r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown)

@@ -47,9 +47,8 @@ def write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -
     save_for_hf(
         network, str(path), safe_serialization=True, model_config=config, data_config=data_config
     )
-    shutil.copymode(
-        path / "config.json", path / "model.safetensors"
-    )  # safetensors lets only the owner read it
+    # safetensors lets only the owner read it
+    shutil.copymode(path / "config.json", path / "model.safetensors")
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
@@ -58,9 +57,8 @@ def _in_timm(cait: Any) -> nn.Module:
     config: Any = getattr(cait, "config", None)
     if not hasattr(config, "depth_token_only"):
         raise UserError(f"timm does not know {type(cait).__name__}: {ANY}")
-    smallest_first = sorted(
-        timm.list_models("cait_*"), key=len, reverse=True
-    )  # by the x in their names
+    # by the x in their names
+    smallest_first = sorted(timm.list_models("cait_*"), key=len, reverse=True)
     arguments = {entry: _arguments(entry, config) for entry in smallest_first}
     entry = min(arguments, key=lambda name: len(arguments[name]))
     overlay: Settings = dict.fromkeys(("url", "hf_hub_id", "tag", "license"))
@@ -76,9 +74,8 @@ def _in_timm(cait: Any) -> nn.Module:
 def _arguments(entry: str, config: Any) -> Settings:
     """What makes timm's model `entry`, as "cait_xxs24_224", one with these fields."""
     _, name, img_size = entry.split("_")
-    variant_config = references.locate(
-        "cait.model.config:variant_config"
-    )  # by name: a project may delete CaiT
+    # by name: a project may delete CaiT
+    variant_config = references.locate("cait.model.config:variant_config")
     row = variant_config(name, img_size=int(img_size))
     differ = {
         key: getattr(config, key)
@@ -123,9 +120,8 @@ def write_onnx(model: nn.Module, path: Path, metadata: Metadata, shape: Shape) -
             )
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()  # where each line of the source lies on this machine
-        program.save(
-            path, external_data=False
-        )  # one file; above 2 GB the weights still go beside it
+        # one file; above 2 GB the weights still go beside it
+        program.save(path, external_data=False)
     return read_onnx(path)
 
 

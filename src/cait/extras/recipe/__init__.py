@@ -32,9 +32,8 @@ SETTINGS = [
 
 def add_settings(line: Line, program: Program) -> None:
     """Add the recipe of a folder to the settings given beside it."""
-    if (
-        line.verb != "fit" or program.module or program.data
-    ):  # the rules know the settings of the package's own classes
+    # the rules know the settings of the package's own classes
+    if line.verb != "fit" or program.module or program.data:
         return
     if {"data.root", "from", "minutes", "race"} & line.typed or any(
         path is None for path, _ in line.layers

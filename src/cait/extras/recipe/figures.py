@@ -88,14 +88,12 @@ def this_machine(given: Settings) -> Machine:
     """What a run with the settings `given` trains on."""
     count = cores.share(1)
     uses_gpu = given.get("trainer.accelerator") != "cpu"
-    if (
-        uses_gpu and torch.backends.mps.is_available()
-    ):  # before CUDA, as Lightning's "auto" looks for it
+    # before CUDA, as Lightning's "auto" looks for it
+    if uses_gpu and torch.backends.mps.is_available():
         return Machine(count, gpus=1)
     if uses_gpu and torch.cuda.is_available():
-        is_fast = torch.cuda.is_bf16_supported(
-            including_emulation=False
-        )  # T4, V100 and RTX 20 emulate it, slowly
+        # T4, V100 and RTX 20 emulate it, slowly
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
         return Machine(count, torch.cuda.device_count(), is_fast)
     cpuinfo = Path("/proc/cpuinfo")
     # Without Intel's units for matrices in bfloat16, it is slow.
@@ -106,9 +104,8 @@ def this_machine(given: Settings) -> Machine:
 def survey(source: FolderSource, reading: Reading) -> Survey:
     """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read."""
     train = source.train
-    label_sets = getattr(
-        source, "label_sets", None
-    )  # a row of 0 and 1 for each label, the classes that it stands for
+    # a row of 0 and 1 for each label, the classes that it stands for
+    label_sets = getattr(source, "label_sets", None)
     if label_sets is None:
         counts = np.bincount(train.labels, minlength=len(source.class_names))
     else:
@@ -130,9 +127,8 @@ def survey(source: FolderSource, reading: Reading) -> Survey:
         several=None if label_sets is None else len(train),
         val=len(source.val),
         side=int(statistics.median(sides)),
-        gray=bool(
-            (spread < 2).mean() >= 0.95
-        ),  # in nearly all images the channels differ by less than 2 of 255
+        # in nearly all images the channels differ by less than 2 of 255
+        gray=bool((spread < 2).mean() >= 0.95),
         mean=tuple((channels.mean(axis=0) / 255).round(3).tolist()),
         std=tuple((channels.std(axis=0) / 255).clip(0.01).round(3).tolist()),
     )

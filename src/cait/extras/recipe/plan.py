@@ -71,9 +71,8 @@ class Plan(Callback):
             return
         now = time.monotonic()
         batches = batches_an_epoch(trainer)
-        epoch = (
-            (now - self._since) / (self._batches - WARM_UP) * batches
-        )  # its part of a validation included
+        # its part of a validation included
+        epoch = (now - self._since) / (self._batches - WARM_UP) * batches
         left = self.run.program.begun + 60 * self.minutes - END - now
         from_weights = bool(pl_module.settings.weights or pl_module.settings.pretrained)
         most = max(

@@ -90,9 +90,8 @@ def callbacks_of(run: Run) -> list[Callback]:
     """What races in a run, if its race is not over."""
     if "settings" in run.config.race:
         return [Race(run)]
-    is_inside = (
-        run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()
-    )  # of the one from weights
+    # of the one from weights
+    is_inside = run.folder.name == SCRATCH and (run.folder.parent / rundir.CONFIG).is_file()
     return [RaceFromScratch(run)] if is_inside and not winner(run.folder.parent) else []
 
 
@@ -145,9 +144,8 @@ def leave(trainer: Trainer, folder: Path, settings: Any = None, typed: Any = Non
     """
     for callback in LastCheckpoint.among(trainer):
         callback.signals.restore()  # nobody would act on what it notes
-    is_begun = trainer.strategy.broadcast(
-        (folder / rundir.CONFIG).is_file()
-    )  # the others wait for the first here
+    # the others wait for the first here
+    is_begun = trainer.strategy.broadcast((folder / rundir.CONFIG).is_file())
     raise NextRun(folder, not is_begun, {} if is_begun else settings, typed or {})
 
 

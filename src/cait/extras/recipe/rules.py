@@ -339,9 +339,8 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     pairs = 2 * batches  # each process pairs images for Mixup
     batch = max(1, min(wanted, folder.images // 8) // pairs) * pairs
     recipe.take("data.global_batch", True)
-    recipe.take(
-        "data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores)))
-    )  # for all cores
+    # for all cores
+    recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))
     if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     return recipe.take("data.batch_size", batch)
@@ -412,9 +411,8 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     whole = recipe.held.get("trainer.max_epochs") or min(most, max(1, int(fitting)))
     apart = max(1, min(whole, max(math.ceil(whole / 30), math.ceil(validation / (0.18 * epoch)))))
     epochs = recipe.take("trainer.max_epochs", whole - whole % apart) or whole
-    every = next(
-        count for count in range(apart, 0, -1) if epochs % count == 0
-    )  # the last is validated
+    # the last is validated
+    every = next(count for count in range(apart, 0, -1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every) or 1
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     seconds = start + min(epochs, fitting) * epoch + epochs / every * validation

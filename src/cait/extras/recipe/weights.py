@@ -137,9 +137,8 @@ def fetched(known: Any) -> str:
         return "from the Hugging Face cache"
     address = hf_hub_url(known.hf_hub_id, PUBLISHED)
     try:
-        with ThreadPool(
-            1
-        ) as pool:  # which is left alone when its time is up: looking up a name knows no limit
+        # which is left alone when its time is up: looking up a name knows no limit
+        with ThreadPool(1) as pool:
             file = pool.apply_async(get_hf_file_metadata, (address,), {"timeout": 2 * WAIT}).get(
                 WAIT
             )

@@ -57,9 +57,8 @@ class TalkingHeads(torch.autograd.Function):
         B, N, _, h, _ = qkv.shape
         with no_autocast(qkv):
             mix_l, mix_w = _mixers(B, qkv.dtype, weight_l, weight_w)
-            heads = (
-                qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).contiguous()
-            )  # saved in place of qkv
+            # saved in place of qkv
+            heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).contiguous()
             q, k, v = heads.unbind(0)
             L = _mix(mix_l, scaled_product(q, k.transpose(1, 2), scale))
             P = L.softmax(dim=-1)

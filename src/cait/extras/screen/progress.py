@@ -89,9 +89,8 @@ class EpochLines(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._batch_end = time.monotonic()
-        figures = getattr(
-            pl_module, "figures", None
-        )  # a training step of your own may leave it out
+        # a training step of your own may leave it out
+        figures = getattr(pl_module, "figures", None)
         if figures is not None:
             known = ~figures.isnan()
             sums = torch.stack([figures.where(known, 0), known.to(figures)])

@@ -47,9 +47,8 @@ class Banner(ModelSummary):
         self._measured_from = 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if (
-            trainer.is_global_zero
-        ):  # the others print nothing; before the module compiles its blocks
+        # the others print nothing; before the module compiles its blocks
+        if trainer.is_global_zero:
             self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,9 +110,8 @@ class Banner(ModelSummary):
         return rows
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if (
-            trainer.global_step == self._last_step or not trainer.is_global_zero
-        ):  # gradients accumulate
+        # gradients accumulate
+        if trainer.global_step == self._last_step or not trainer.is_global_zero:
             return
         self._last_step = trainer.global_step
         done = self._last_step - self._first_step
@@ -142,9 +140,8 @@ def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    bare = {
-        name: torch.empty_like(tensor, device="meta") for name, tensor in tensors
-    }  # a copy may fill a GPU
+    # a copy may fill a GPU
+    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     try:
         with (
             torch.no_grad(),

@@ -21,9 +21,8 @@ class CPUThreads(Callback):
 
     def __init__(self, data: ImageNetDataModule) -> None:
         self.data = data
-        self._is_given = (
-            "OMP_NUM_THREADS" in os.environ
-        )  # Lightning sets it later if it starts processes
+        # Lightning sets it later if it starts processes
+        self._is_given = "OMP_NUM_THREADS" in os.environ
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._before = torch.get_num_threads()

@@ -50,9 +50,8 @@ def callbacks(run: Run) -> list[Any]:
         useless = "--logger_args does nothing without --logger"
     if useless and run.first_step == 0:
         raise UserError(f"{useless}: leave it out")
-    inside = (
-        run.folder.parent / rundir.CONFIG
-    ).is_file()  # of another run's folder, whose place it may take
+    # of another run's folder, whose place it may take
+    inside = (run.folder.parent / rundir.CONFIG).is_file()
     if not name or not logs or run.trainer.fast_dev_run or inside:  # these log nothing
         return []
     from lightning.pytorch.callbacks import LambdaCallback

@@ -60,9 +60,8 @@ def look(network: Any, image: Tensor) -> list[Tensor]:
         case "class attention":
             with told_as(f"maps() of {type(network).__name__} fails"):
                 maps = network.maps(image[None]).class_attention
-            side = math.isqrt(
-                maps[0].shape[-1]
-            )  # of the patches; the class token comes first among the keys
+            # of the patches; the class token comes first among the keys
+            side = math.isqrt(maps[0].shape[-1])
             return [
                 weights[0, :, 0, -(side**2) :].float().cpu().unflatten(-1, (side, side))
                 for weights in maps
@@ -82,9 +81,8 @@ def attention(network: nn.Module, image: Tensor) -> list[Tensor]:
     for module in copied.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    *_, maps = AttentionExtract(copied, method="hook")(
-        image[None]
-    ).values()  # [1, h, tokens, tokens]
+    # [1, h, tokens, tokens]
+    *_, maps = AttentionExtract(copied, method="hook")(image[None]).values()
     prefix = copied.num_prefix_tokens
     rows = (
         maps[0, :, 0]

@@ -236,9 +236,8 @@ def draw_confusion(scored: Sequence[Scored], class_names: Sequence[str]) -> Figu
     """scikit-learn's confusion matrix, each row as shares of its class."""
     side = 2 + 0.4 * len(class_names)
     figure, ((axes,),) = plots.grid(1, 1, side, side)
-    colors = {
-        "norm": PowerNorm(0.4, vmin=0, vmax=1)
-    }  # rare mistakes are visible beside the diagonal
+    # rare mistakes are visible beside the diagonal
+    colors = {"norm": PowerNorm(0.4, vmin=0, vmax=1)}
     ConfusionMatrixDisplay.from_predictions(
         [image.label for image in scored],
         [image.predicted for image in scored],

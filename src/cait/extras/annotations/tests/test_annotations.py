@@ -87,9 +87,8 @@ def test_a_table_says_labels_and_splits(here: Path) -> None:
         open_source("data/digits", labels="labels.csv", folds=3, fold=fold) for fold in range(3)
     ]
     held = [path for fold in folds for path in below(fold.val)]
-    assert sorted(held) == sorted(
-        below(source.train) + below(source.val)
-    )  # test images are in no fold
+    # test images are in no fold
+    assert sorted(held) == sorted(below(source.train) + below(source.val))
     assert all(below(fold.test) == below(source.test) for fold in folds)
 
 
@@ -298,10 +297,11 @@ def test_a_table_may_have_other_separators(
     data = ImageNetDataModule(root="data/digits", labels="t.csv", multi_label=True)
     loss = MultiLabel(2).loss(LossSettings(class_weights="balanced"), data)
     count = data.class_counts()
+    # "a" is on every image
     assert loss.weights.tolist() == [
         1,
         pytest.approx((count[0] - count[1]) / count[1]),
-    ]  # "a" is on every image
+    ]
 
 
 @pytest.mark.parametrize(
@@ -571,9 +571,8 @@ def test_the_loss_is_torchs_with_smoothing_and_weights() -> None:
     smoothed = 0.9 * targets + 0.05
     plain = F.binary_cross_entropy(logits.double().sigmoid(), smoothed.double()).item()
     assert MultiLabelLoss(0.1)(logits, targets).item() == pytest.approx(plain, abs=1e-6)
-    weights = torch.where(
-        counts > 0, (200 - counts) / counts.clamp(min=1), 1
-    )  # one class has no image
+    # one class has no image
+    weights = torch.where(counts > 0, (200 - counts) / counts.clamp(min=1), 1)
     log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)
     expected = -(weights * smoothed * log_p + (1 - smoothed) * log_q).mean().item()
 

@@ -173,12 +173,10 @@ def test_a_window_the_least_number_as_white_and_padding() -> None:
     )
     assert np.isnan(plain).sum() == np.isnan(windowed).sum() == 1
     units, inner = stored.astype(int) + int(held.RescaleIntercept), ~np.isnan(plain)
-    assert (plain == -1 + 2 * held.RescaleIntercept - units)[
-        inner
-    ].all()  # the ends of 16 bits add up to -1
-    assert ((windowed == np.nanmin(windowed)) == (units >= 40 - 0.5 + 399 / 2))[
-        inner
-    ].all()  # PS3.3 C.11.2.1.2.1
+    # the ends of 16 bits add up to -1
+    assert (plain == -1 + 2 * held.RescaleIntercept - units)[inner].all()
+    # PS3.3 C.11.2.1.2.1
+    assert ((windowed == np.nanmin(windowed)) == (units >= 40 - 0.5 + 399 / 2))[inner].all()
     with pytest.raises(ValueError, match="no window"):
         numbers((DICOM / "CT_small.dcm").read_bytes(), 1, window="file")
 

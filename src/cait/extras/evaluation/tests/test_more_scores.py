@@ -142,18 +142,16 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     assert [sorted({*row} - {-1}) for row in labels.tolist()] == [
         sorted(theirs[Path(path).name]) for path in paths
     ]
-    assert (
-        real_labels(Images((path, 0) for path in paths[:100])) is None
-    )  # a part is scored without ReaL
+    # a part is scored without ReaL
+    assert real_labels(Images((path, 0) for path in paths[:100])) is None
 
 
 def test_class_folders_go_by_name_or_else_by_index(tmp_path: Path) -> None:
     for index in range(12):
         (tmp_path / str(index)).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / str(index) / "1.jpeg")
-    as_text = sorted(
-        str(index) for index in range(12)
-    )  # classes that are called by numbers, in the order of text
+    # classes that are called by numbers, in the order of text
+    as_text = sorted(str(index) for index in range(12))
     for names in (as_text, NAMES):
         samples, only = open_extra(tmp_path, names)
         found = {Path(path).parent.name: label for path, label in samples}

@@ -100,6 +100,5 @@ def test_all_loaders_hand_over_their_images_in_shared_memory(digits_root: Path) 
     for loading in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):
         images, _ = next(iter(loading))
         assert images.dtype == torch.float32  # normalized from uint8
-        assert (
-            loading.collate_fn.keywords["memory"].memory[:1000].strip(b"\0")
-        )  # the images were there
+        # the images were there
+        assert loading.collate_fn.keywords["memory"].memory[:1000].strip(b"\0")

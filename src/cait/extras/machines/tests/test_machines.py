@@ -127,8 +127,7 @@ def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(
     assert {path.name for path in tmp_path.glob("listed by *")} == {"listed by 0"}
     assert done.stdout.count("epoch 1/1") == 1
     assert "64 = 2 processes × 32 images" in done.stdout
-    resumed = cait(
-        "resume", "one", "--trainer.max_epochs=2"
-    )  # without torchrun: Lightning starts both
+    # without torchrun: Lightning starts both
+    resumed = cait("resume", "one", "--trainer.max_epochs=2")
     assert resumed.returncode == 0, resumed.stderr
     assert checkpoint(tmp_path / "logs/one")["global_step"] == 44

@@ -193,9 +193,8 @@ def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
     assert synced.state_dict().keys() == states.keys()
     for norm in norms:
         norm.reset_running_stats()
-    torch.testing.assert_close(
-        synced(images), expected
-    )  # without other processes it is torch's batch norm
+    # without other processes it is torch's batch norm
+    torch.testing.assert_close(synced(images), expected)
     for key, value in synced.state_dict().items():
         torch.testing.assert_close(value, states[key])
 

@@ -353,9 +353,8 @@ def test_a_row_of_each_kind_takes_real_steps(id: str, key: str, here: Path) -> N
     assert checkpoint["global_step"] == 2
     assert weight.isfinite().all()
     shrunk = dict(patch_size=4, embed_dim=48, depth=4, num_heads=4)
-    assert (
-        checkpoint["hyper_parameters"]["fields"] == row_named(id).fields | shrunk
-    )  # which `Row.is_of` compares
+    # which `Row.is_of` compares
+    assert checkpoint["hyper_parameters"]["fields"] == row_named(id).fields | shrunk
     steps = checkpoint["optimizer_states"][0]["state"].values()
     assert all(state["step"] == 2 and state["exp_avg"].isfinite().all() for state in steps)
 

@@ -151,10 +151,11 @@ def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:
     assert (
         suggested(tmp_path, pretrained=True) == suggested(tmp_path, weights="my lite.pth") == [more]
     )
+    # not better by what rounding makes of it
     for ours in (
         63.0,
         62.5,
         float(torch.tensor(62.499)),
-    ):  # not better by what rounding makes of it
+    ):
         (tmp_path / baselines.FILE).write_text(json.dumps(found(ours, 62.5)))
         assert (plugins.results(tmp_path)[0].note, suggested(tmp_path)) == ("", [])

@@ -43,9 +43,8 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
     fields = dict(embed_dim=32, depth=1, num_heads=2, patch_size=4, global_pool="avg")
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", img_size=8, num_classes=7, **fields).eval()
-    for weight in (
-        network.parameters()
-    ):  # timm draws them so small that all images have nearly the same features
+    # timm draws them so small that all images have nearly the same features
+    for weight in network.parameters():
         if weight.ndim > 1:
             nn.init.normal_(weight, std=0.1)
     torch.save(network.state_dict(), tmp_path / "vit.pth")

@@ -72,9 +72,8 @@ def test_of_each_class_one_of_five_is_held_out_and_never_the_last() -> None:
 
 
 def test_classes_of_one_image_and_of_none_are_solved() -> None:
-    features = torch.tensor(
-        [[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]]
-    )  # the second value tells nothing
+    # the second value tells nothing
+    features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]])
     found = solve(features, torch.tensor([0, 0, 0, 1]), 3)
     assert found.strength == USUAL
     assert torch.isfinite(found.weight).all()

@@ -231,10 +231,11 @@ def test_real_weights_know_photographs_at_step_0(
     assert first["step"] == "0"
     assert float(first["val/acc1"]) > 70  # of 25 by chance
     config = yaml.safe_load(Path("logs/run/config.yaml").read_text())
+    # as timm has it
     assert (config["data"]["mean"], config["data"]["interpolation"]) == (
         [0.5] * 3,
         "bicubic",
-    )  # as timm has it
+    )
 
 
 @pytest.mark.parametrize(

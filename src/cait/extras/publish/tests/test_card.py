@@ -234,9 +234,8 @@ def test_what_goes_to_the_hub_is_what_timm_loads(
     assert torch.equal(loaded["head.weight"], average["head.weight"])
 
     Path("logs/mine/card/samples.md").touch()
-    main(
-        ["card", "mine"]
-    )  # no weights stay beside a card that may be of others; a user's own files do
+    # no weights stay beside a card that may be of others; a user's own files do
+    main(["card", "mine"])
     assert capsys.readouterr().out.split() == [files[0], files[2], "logs/mine/card/samples.md"]
 
 

@@ -181,9 +181,8 @@ def test_a_run_is_taken_out_raw_and_averaged(
     assert line.startswith("read back, the logits differ by ")
     assert 0 <= float(line.split()[6]) <= 1e-5
 
-    shutil.copy(
-        "logs/a/checkpoints/best.ckpt", "alone.ckpt"
-    )  # which says itself how images are prepared
+    # which says itself how images are prepared
+    shutil.copy("logs/a/checkpoints/best.ckpt", "alone.ckpt")
     for arguments, file in [
         (["a", "--raw"], "logs/a/export/raw/timm/model.safetensors"),
         (["a", "--ema"], "logs/a/export/ema/timm/model.safetensors"),
@@ -214,9 +213,8 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert (read(Path("out/x.pt2"), "torch_export")(images) - expected).abs().max() <= 1e-4
 
     loaded, _ = exporting.opened("a", Namespace(ema=None, trusted=False), Program())
-    monkeypatch.setattr(
-        Preprocessing, "train_transform", None
-    )  # images that calibrate are not augmented
+    # images that calibrate are not augmented
+    monkeypatch.setattr(Preprocessing, "train_transform", None)
     assert [sum(len(labels) for _, labels in part) for part in eight_bits.images_of(loaded)] == [
         360,
         128,
@@ -285,9 +283,8 @@ def test_timm_builds_every_variant_from_its_config(
         "patch_embed.proj",
         "head",
     )
-    assert told.keys().isdisjoint(
-        {"tag", "license", "url", "hf_hub_id"}
-    )  # the weights are not those that timm has
+    # the weights are not those that timm has
+    assert told.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})
     with torch.device("meta"):
         theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}").eval()
     theirs.load_state_dict(

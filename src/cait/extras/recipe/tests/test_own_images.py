@@ -66,9 +66,8 @@ def test_weights_are_taken_beside_a_configuration_too(
     monkeypatch.setattr(
         arguments, "beside_a_configuration", lambda _: settings | {"data.mean": [0.5] * 3}
     )
-    assert (
-        added(given | {"data.reader": "my:planes"}, DIGITS_YAML) == settings
-    )  # they are normalized as measured
+    # they are normalized as measured
+    assert added(given | {"data.reader": "my:planes"}, DIGITS_YAML) == settings
 
 
 def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(tmp_path: Path) -> None:

@@ -63,9 +63,8 @@ def test_what_does_not_fit_is_not_begun_and_what_fits_is_added(
     assert epochs(fit("own", "--plan_minutes=1e-3", module=OwnSchedule)) == 2
     Path("planned.yaml").write_text("plan_minutes: 0.001\n")
     assert epochs(fit("typed", "--config=planned.yaml", "--trainer.max_epochs=4")) == 4
-    assert (
-        epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8
-    )  # more than the most
+    # more than the most
+    assert epochs(fit("asked", "--plan_minutes=1000", "--trainer.max_epochs=8")) == 8
     with pytest.raises(SystemExit):
         fit("wrong", "--plan_minutes=-1")
     assert "plan_minutes must be above 0 or null, got -1" in capsys.readouterr().err
@@ -82,9 +81,8 @@ def test_what_is_given_later_wins(place: Path, monkeypatch: pytest.MonkeyPatch) 
         ("--trainer.max_epochs=8", 8),
         ("--plan_minutes=1e-3", 10),
     ):
-        main(
-            ["resume", "later", given]
-        )  # what is given wins, also if it is the number from before the plan
+        # what is given wins, also if it is the number from before the plan
+        main(["resume", "later", given])
         assert epochs(short) == end
     main(["resume", "later"])
     assert epochs(short) == 10

@@ -106,11 +106,12 @@ OF_CAIT: list = [
         {},
         {"model.fields.stem": "pooled", "model.fields.depth": 1, "model.fields.mlp_ratio": 2.0},
     ),
+    # each of two cores reads four batches of 600 images
     (
         DIGITS,
         {},
         {"data.eval_batch_size": 75},
-    ),  # each of two cores reads four batches of 600 images
+    ),
     (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
     (LARGE, {}, {"data.shrink": 128}),
     (replace(LARGE, side=250), {}, {"data.shrink": 128}),  # a few may be huge
@@ -135,20 +136,22 @@ OF_CAIT: list = [
         (uneven(200, 1300, gray=True), {}, {"data.auto_augment": None}),
         (uneven(13, 1300, gray=True, side=28), {}, {"data.auto_augment": None}),
         (PHOTOGRAPHS, {}, {"data.eval_batch_size": 16, "data.global_batch": True}),
+        # of even parts
         (
             uneven(58, 58),
             {"trainer.accumulate_grad_batches": 4},
             {"data.batch_size": 8},
-        ),  # of even parts
+        ),
         (uneven(150), {}, {"data.balance": "absent"}),
         (uneven(60), {}, {"data.balance": "sqrt"}),
         (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
         (LARGE, {"data.img_size": 96}, {"data.shrink": 192}),
+        # the last is validated
         (
             PHOTOGRAPHS,
             {"trainer.max_epochs": 97},
             {"trainer.check_val_every_n_epoch": 1},
-        ),  # the last is validated
+        ),
         (PHOTOGRAPHS, {"trainer.max_epochs": 120}, {"trainer.check_val_every_n_epoch": 4}),
         (
             PHOTOGRAPHS,
@@ -336,9 +339,8 @@ def test_convolutions_of_single_channels_train_in_float32_on_a_processor(
     assert found.get("trainer.precision") == ("bf16-mixed" if mixed else None)
 
 
-@pytest.mark.parametrize(
-    ("capability", "fast"), [(7, False), (8, True)]
-)  # T4, V100 and RTX 20; A100
+# T4, V100 and RTX 20; A100
+@pytest.mark.parametrize(("capability", "fast"), [(7, False), (8, True)])
 def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     capability: int, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

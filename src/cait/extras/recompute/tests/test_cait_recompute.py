@@ -52,12 +52,13 @@ def test_where_precision_is_lost_it_loses_no_more_than_the_reference(dtype: torc
 
 def test_recomputing_attention_passes_gradcheck() -> None:
     qkv, weight_l, bias_l, weight_w, bias_w, _ = attention_case(3, 5, torch.float64, k=4)
+    # bias_l's gradient is 0, which differences only come near
     for tensor in (
         qkv,
         weight_l,
         weight_w,
         bias_w,
-    ):  # bias_l's gradient is 0, which differences only come near
+    ):
         tensor.requires_grad_()
     assert torch.autograd.gradcheck(
         TalkingHeads.apply, (qkv, weight_l, bias_l, weight_w, bias_w, 0.5)

@@ -58,9 +58,8 @@ def test_the_best_is_by_the_metric_that_chose_the_checkpoint(
     assert (row["metric"], row["best"], row["epochs"], row["planned"]) == (metric, best, 3, 3)
     with (folder / "config.yaml").open("a") as file:
         file.write("\nplan_minutes: 3.0")
-    assert (
-        describe(folder)["planned"] is None
-    )  # the configuration says what was planned before the first validation
+    # the configuration says what was planned before the first validation
+    assert describe(folder)["planned"] is None
 
 
 def test_the_runs_are_listed(
@@ -78,9 +77,8 @@ def test_the_runs_are_listed(
     (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
     write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
-    (
-        write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished"
-    ).touch()  # solved, and validated as step 0
+    # solved, and validated as step 0
+    (write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished").touch()
     running = write_run(
         tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9
     )

@@ -18,10 +18,11 @@ from cait.extras.visualize import compare
 def runs(place: Path) -> None:
     """Two runs: "long" of two epochs, and "short" within its first epoch."""
     few = [*SMALL, "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=2"]
+    # the tests' own process could not start others
     few += [
         "--data.num_workers=0",
         "--trainer.devices=1",
-    ]  # the tests' own process could not start others
+    ]
     ended(place, "long", [*few, "--trainer.max_epochs=2", "--ema.decay=0.9"])
     ended(place, "short", [*few, "--trainer.max_steps=4", "--model.lr=1e-4"])
 
@@ -92,15 +93,15 @@ def test_a_run_is_plotted_as_it_was_logged(capsys: pytest.CaptureFixture[str]) -
     figure = curves.draw({"long": logged["long"]})
     train, val, average = figure.axes[0].get_lines()
     assert list(train.get_ydata()) == logged["long"]["train/loss"][1]
+    # epochs
     assert (list(val.get_xdata()), list(val.get_ydata())) == (
         [1, 2],
         logged["long"]["val/loss"][1],
-    )  # epochs
+    )
     assert list(average.get_ydata()) == logged["long"]["val_ema/loss"][1]
     both = curves.draw(logged)
-    assert {axes.get_xlabel() for axes in both.axes} == {
-        "step"
-    }  # no epoch of the short run is over
+    # no epoch of the short run is over
+    assert {axes.get_xlabel() for axes in both.axes} == {"step"}
     names = ["long train", "long val", "long val_ema", "short train"]
     assert {*names} <= {text.get_text() for text in both.legends[0].get_texts()}
     drawn = [

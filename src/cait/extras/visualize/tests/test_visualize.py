@@ -134,10 +134,11 @@ def test_what_users_named_is_text(tmp_path: Path) -> None:
 
 
 FAST = ["--data.root=mixed", "--data.batch_size=12", "--data.img_size=32", "--trainer.max_epochs=1"]
+# the tests' own process could not start others
 FAST += [
     "--data.num_workers=0",
     "--trainer.devices=1",
-]  # the tests' own process could not start others
+]
 BASE = ["--config", str(REPO / "configs/base.yaml")]
 
 
@@ -275,10 +276,11 @@ def test_published_weights_need_no_run(
 @pytest.mark.parametrize(
     ("network", "caption"),
     [
+        # CaiT may have been deleted
         (
             SMALL,
             "first class-attention block" if VARIANTS else "what all patches read",
-        ),  # CaiT may have been deleted
+        ),
         *slow(
             ([*BASE, "--model.name=timm/test_resnet"], "Grad-CAM"),
             ([*BASE, "--model.name=timm/test_vit"], "what all patches read"),
