@@ -54,12 +54,10 @@ def train(line: Line, program: Program, prints_plan: bool = False) -> None:
             CaiTCLI(line, program, prints_plan)
             return
         except NextRun as other:
-            # not what holds the network of before
-            folder, is_new, layers = (
-                other.folder,
-                other.is_new,
-                other.layers,
-            )
+            # Not `other` itself, which holds the network of before.
+            folder = other.folder
+            is_new = other.is_new
+            layers = other.layers
         line = Line("fit", []) if is_new else continued(folder, [], program)
         line.layers += [(None, layer) for layer in layers]
 
@@ -99,10 +97,7 @@ def _continuing(folder: Path, typed: set[str], program: Program) -> Settings:
         if last:
             settings["ckpt_path"] = last
             # the processes that Lightning starts continue from the same one
-            sys.argv += [
-                "--ckpt_path",
-                last,
-            ]
+            sys.argv += ["--ckpt_path", last]
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
     return settings

@@ -119,7 +119,7 @@ def plan_run(run: plugins.Run, text: str, trainer_plugins: list[Any]) -> RunPlan
 
 
 def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> Planned:
-    """All callbacks of a run but for those that Lightning adds: a bar, and the EMA of `--ema`, at the end."""
+    """The callbacks of a run. Lightning adds a bar, and the EMA of `--ema` at the end."""
     config = run.config
     folder = run.folder / rundir.CHECKPOINTS
     first: list[Callback] = []
