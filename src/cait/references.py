@@ -12,12 +12,14 @@ PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 def is_path(name: str) -> bool:
-    """Whether `name` is written as `package.module:name`."""
+    """Whether `name` is written as `package.module:name`, and so names code. Nothing else is imported."""
     return PATH.fullmatch(name) is not None
 
 
 def locate(path: str) -> Any:
     """Import the object at `path`, such as "my_network:Net". Raises UserError if there is none."""
+    if not is_path(path):  # `cait.guards.trust` would have taken it for a plain text
+        raise UserError(f"cannot import {path!r}: write it as package.module:name")
     module, _, name = path.partition(":")
     try:
         value: Any = importlib.import_module(module)

@@ -27,7 +27,7 @@ from lightning.pytorch import Trainer
 from PIL import Image
 
 import cait
-from cait import disk, plugins, signature
+from cait import disk, plugins, references, signature
 from cait.cli import command, main, saved
 from cait.errors import UserError, console, printable
 from cait.guards import configurations, trust
@@ -270,6 +270,15 @@ NAMED: dict[str, Mend] = {
     "a field": lambda bad: changed(bad, **ATTACKS["a field"]),
     "a checkpoint's network": of_checkpoint(name=NET),
     "a checkpoint's class": of_checkpoint(_class_path=CALLBACK),
+    "a checkpoint's metric without a colon": of_checkpoint(metrics={"f1": "payload"}),
+    "a checkpoint's loss without a colon": of_checkpoint(loss="payload"),
+    "a checkpoint's optimizer without a colon": of_checkpoint(optimizer="payload"),
+    "a checkpoint's reader without a colon": lambda bad: rewrite(
+        bad, lambda content: of_data(content)["preprocessing"].update(reader="payload")
+    ),
+    "what is done to pixels, without a colon": lambda bad: rewrite(
+        bad, lambda content: of_data(content)["preprocessing"].update(augment_ops=["payload"])
+    ),
     "a checkpoint's metric in a tuple": of_checkpoint(metrics=(("f1", NET),)),
     "a checkpoint's metrics in a set": of_checkpoint(metrics={NET}),
     "a text that is a class in YAML": lambda bad: changed(
@@ -358,6 +367,38 @@ def test_code_is_named_at_any_depth(named: Any) -> None:
             trust.check_code(Path("it"), disk.plain(value, "it"), None)
     with pytest.raises(UserError, match="names 1, which"):
         trust.check_code(Path("it"), {"a": {"norm.class_path": 1}}, None)
+
+
+AROUND = (
+    "",
+    ":",
+    ".",
+    ":net",
+    ".net",
+    "::net",
+    ":net:net",
+    " :net",
+    ": net",
+    ";net",
+    "：net",
+    "\n:net",
+)
+
+
+def import_untrusted(text: str) -> None:
+    """Do with a text of a stranger's checkpoint what a verb does."""
+    trust.check_code(Path("it"), {"metrics": [text]}, None)
+    references.locate(text)
+
+
+@pytest.mark.parametrize("before", ["", " ", ".", ":", "./", "\ufeff", "0"])
+def test_what_is_imported_is_what_needs_trust(before: str, bad: Path) -> None:
+    """However a module is written: a text that needs no trust imports nothing."""
+    for after in AROUND:
+        text = f"{before}payload{after}"
+        with pytest.raises(UserError, match=r"may do anything|write it as"):
+            import_untrusted(text)
+        assert "payload" not in sys.modules, text
 
 
 PLACES = [
