@@ -88,12 +88,12 @@ class ReplayCLI(CaiTCLI):
             raise UserError(f"{asked.start} is of step {start:,}, after step {asked.step:,}")
         self.kept = KeptRows()
         callbacks = [
+            StepSeed(self.datamodule.seed),
             *(
                 callback
                 for callback in listed(configured.callbacks)
                 if not isinstance(callback, Checkpoint | EarlyStopping)
             ),
-            StepSeed(self.datamodule.seed),
             self.record,
             # skips what comes after it in a step without a finite gradient
             NonFiniteGuard(asked.output, NEVER),

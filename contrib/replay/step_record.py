@@ -69,6 +69,9 @@ class StepRecord(Callback):
         self.losses: dict[tuple[int, int], Tensor] = {}
         """The labels' loss of each image, [processes, B], by (epoch, batch); only for this package's losses."""
 
+    def on_load_checkpoint(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop = False  # it ends after the wanted steps alone
+
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step != self.start:
             raise UserError(

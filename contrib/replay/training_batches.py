@@ -172,6 +172,7 @@ class TrainingBatches:
                     erased=erased.get(place),
                 )
             )
+        raw = loader.finish(raw)  # what came between has drawn numbers
         moved = data.on_before_batch_transfer(self.trainer.precision_plugin.convert_input(raw), 0)
         moved = data.transfer_batch_to_device(moved, self.trainer.strategy.root_device, 0)
         images, targets = data.on_after_batch_transfer(moved, 0)

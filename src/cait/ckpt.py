@@ -32,6 +32,7 @@ FIELDS = {
     "global_step": int,
     "epoch?": int,
     "position?": [int],
+    "should_stop?": bool,
     "hyper_parameters?": dict,
     "callbacks?": dict,
 }

@@ -10,9 +10,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cait.ckpt import Checkpoint, State
+from cait.errors import UserError
 
 POSITION = "position"
 """Key of the position in checkpoints."""
+STOP = "should_stop"
+"""Key of whether the run was asked to stop, and went on for `min_epochs` or `min_steps` alone."""
 Counter = State
 """The state of one of Lightning's counters: "total" and "current", each with "ready", "started" and so on."""
 
@@ -90,6 +93,7 @@ def continue_run(
     """
     if "loops" not in checkpoint:
         return
+    trainer.should_stop = checkpoint.get(STOP, False)
     counters = checkpoint["loops"]["fit_loop"]
     at = Position.saved(checkpoint)
     batch = at.batch * images_before // images_now
@@ -105,6 +109,11 @@ def continue_run(
     counters |= loops_state(at, batches)
 
 
+def waits_to_stop(trainer: Any) -> bool:
+    """Whether the run was asked to stop, and goes on for `min_epochs` or `min_steps` alone."""
+    return bool(trainer.should_stop) and not trainer.fit_loop._can_stop_early
+
+
 def next_batch(trainer: Any) -> int:
     """The place in the epoch of the next batch: while Lightning moves a batch to the device, that batch."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -113,6 +122,11 @@ def next_batch(trainer: Any) -> int:
 def ask_nobody_about_signals(trainer: Any) -> None:
     """Keep Lightning from asking all processes before every batch whether to stop: each would wait for its device."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def start_where_told(trainer: Any) -> None:
+    """Keep Lightning from its own search for a checkpoint, by which a new run would go on with another's."""
+    trainer._checkpoint_connector._parse_ckpt_path = lambda _, ckpt_path, **__: ckpt_path
 
 
 def begin(trainer: Any) -> None:
@@ -192,3 +206,13 @@ def total_steps(trainer: Any) -> float:
     if trainer.max_steps != -1:
         total = min(total, max(trainer.max_steps, trainer.global_step))
     return total
+
+
+def check_least(trainer: Any, total: float) -> None:
+    """Refuse `min_epochs` and `min_steps` beyond the `total` steps of the run: they hold off only an early end."""
+    least = max(steps_until(trainer, trainer.min_epochs or 0), trainer.min_steps or 0)
+    if least > total and not trainer.fast_dev_run:
+        raise UserError(
+            f"the run ends after {total} steps, before the {least} of --trainer.min_epochs or min_steps: "
+            "lower them, or raise max_epochs or max_steps"
+        )

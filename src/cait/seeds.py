@@ -23,8 +23,16 @@ def batch_mixing(seed: int, epoch: int, step: int, rank: int) -> int:
 
 
 def training_step(seed: int, epoch: int, step: int, rank: int) -> int:
-    """Dropout and stochastic depth of a training step; every process has its own."""
+    """Dropout, stochastic depth and what a user draws in a training step; every process has its own.
+
+    Step -1 is the start of the epoch. Epochs below 0 are validations.
+    """
     return _mix(seed, epoch, step, rank, 1)  # the 1 sets it apart from `batch_mixing`
+
+
+def batch_transfer(seed: int, epoch: int, step: int, rank: int) -> int:
+    """What a data module of the user's own draws while a batch moves to the device."""
+    return _mix(seed, epoch, step, rank, 2)
 
 
 def epoch_order(seed: int, epoch: int) -> int:

@@ -22,7 +22,8 @@ def test_the_plan_of_a_run_names_its_parts_and_writes_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(here.rglob("*"))
-    new = plan(capsys, "fit", *SMALL, "--ema.decay=0.9", "--trainer.max_steps=2")
+    own = "--trainer.callbacks+=lightning.pytorch.callbacks.ModelSummary"
+    new = plan(capsys, "fit", *SMALL, "--ema.decay=0.9", "--trainer.max_steps=2", own)
     assert sorted(here.rglob("*")) == before
     assert new["folder"] == "logs/digits"
     assert new["start"] == "a new run"
@@ -33,6 +34,7 @@ def test_the_plan_of_a_run_names_its_parts_and_writes_nothing(
     assert callbacks[-2:] == ["UnreadableReport", "BestCheckpoint"]
     assert (
         callbacks.index("StepSeed")
+        < callbacks.index("ModelSummary")
         < callbacks.index("SaveConfig")
         < callbacks.index("NonFiniteGuard")
     )

@@ -5,17 +5,21 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from harness import DEVICES, REPO
+from harness import DEVICES, REPO, SMALL, Cait
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.plugins import Precision, TransformerEnginePrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from modules import loader, module, trainer
 
 from cait import ckpt
 from cait.cli import main
 from cait.errors import UserError
+from cait.guards.refusals import check_strategy
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.run.loggers import RunCSVLogger
@@ -204,3 +208,44 @@ def test_a_failed_start_leaves_nothing(
         "resume", "done", "--trainer.max_steps=3", "--seed_everything=5"
     )
     assert files() == before
+
+
+OF_SLURM = {
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NAME": "train",
+}
+
+
+@pytest.mark.parametrize("left", ["exc/on_exception.ckpt", "logs/hpc_ckpt_1.ckpt"])
+def test_a_new_run_starts_anew_whatever_files_lie_there(
+    left: str, cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error or a job of SLURM has left a checkpoint: Lightning alone would go on with it."""
+    (tmp_path / left).parent.mkdir()
+    (tmp_path / left).write_bytes(b"of another run")
+    callback = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
+    words = [f"--trainer.callbacks={{class_path: {callback}, init_args: {{dirpath: exc}}}}"]
+    if "hpc" in left:
+        words = []
+        for name, value in OF_SLURM.items():
+            monkeypatch.setenv(name, value)
+    done = cait("fit", *SMALL, "--trainer.fast_dev_run=true", *words)
+    assert done.returncode == 0, done.stderr
+    assert "estor" not in done.stdout + done.stderr
+
+
+def test_a_precision_that_no_checkpoint_holds_is_refused() -> None:
+    plugin = object.__new__(TransformerEnginePrecision)
+    fit: Any = SimpleNamespace(
+        strategy=SingleDeviceStrategy("cpu"),
+        precision_plugin=plugin,
+        precision="transformer-engine",
+    )
+    with pytest.raises(UserError, match=r"^--trainer.precision transformer-engine: a run cannot"):
+        check_strategy(fit, SimpleNamespace(strategy="auto"))
+    fit.precision_plugin = Precision()
+    check_strategy(fit, SimpleNamespace(strategy="auto"))

@@ -20,13 +20,14 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     Timer,
 )
-from modules import FIELDS, trainer
+from modules import FIELDS, precision_of, trainer
 from same import same
 
 from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
 from cait.loops import Position
 from cait.run import signals
-from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import CaiTModule
 
@@ -93,6 +94,7 @@ def fit(
         **settings: Any,
     ) -> dict[str, Any]:
         start = folder / "last.ckpt" if folder and (folder / "last.ckpt").exists() else None
+        start = settings.pop("start", start)
         folder = folder or tmp_path_factory.mktemp("run")
         data = dict(
             root=str(digits_root), img_size=8, num_workers=0, cutmix=0.0, check_resume=False
@@ -114,8 +116,7 @@ def fit(
         last = LastCheckpoint(folder, settings.pop("every_n_steps", None))
         fitting = trainer(
             callbacks=[last, *([stop] if stop else []), *early, StepSeed(0), EMA(0.9)],
-            plugins=[DurableCheckpointIO()],
-            **limits | settings,
+            **limits | dict(plugins=[DurableCheckpointIO()]) | settings,
         )
         fitting.fit(net, datamodule=ImageNetDataModule(**data), ckpt_path=start)
         checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
@@ -193,6 +194,22 @@ def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     assert_equal(fit(folder=stopped["folder"], **common), expected)
 
 
+@pytest.mark.parametrize("accumulated", [1, *slow(3)])
+@pytest.mark.parametrize(
+    "precision", ["64-true", *slow("bf16-true", "bf16-mixed", "16-true", "16-mixed")]
+)
+def test_a_run_of_any_precision_is_resumed_to_the_bit(
+    precision: str, accumulated: int, fit: Callable
+) -> None:
+    def run(stop: Callback | None = None, folder: Path | None = None) -> dict[str, Any]:
+        settings = precision_of(precision)  # anew: a scaler keeps a state
+        settings["plugins"] = [DurableCheckpointIO(), *settings.pop("plugins", [])]
+        return fit(stop, folder, accumulate_grad_batches=accumulated, **settings)
+
+    stopped = run(stop_at("on_train_batch_end", 5))
+    assert_equal(run(folder=stopped["folder"]), run())
+
+
 @pytest.mark.parametrize("batches", [5, *slow(BATCHES)])
 @pytest.mark.parametrize(
     "settings",
@@ -245,6 +262,92 @@ def test_a_patience_that_has_run_out_ends_a_resumed_run_too_unless_it_has_more(
         max_epochs=1,
     )
     assert impatient["global_step"] == 1
+
+
+class Plan(CaiTModule):
+    """Logs a metric that gets worse, better and worse again."""
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.log("plan", (0.5, 0.4, 0.6, 0.7, 0.3, 0.2)[self.trainer.current_epoch])
+
+
+def ask_once(trainer: Trainer, *_: Any) -> None:
+    trainer.should_stop |= trainer.fit_loop.total_batch_idx == 2
+
+
+def watch(**settings: Any) -> Callable[[], Callback]:
+    return lambda: EarlyStopping("plan", mode="max", **settings)
+
+
+def leave_at(step: int) -> Callback:
+    """Ends a run before a step, as a kill does."""
+
+    def leave(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == step:
+            raise SystemExit
+
+    return LambdaCallback(on_train_batch_start=leave)
+
+
+ASKED: dict[str, tuple[Callable[[], Callback], dict[str, int], int]] = {
+    "a patience": (watch(patience=1), dict(min_epochs=4), 12),
+    "a threshold": (watch(stopping_threshold=0.45), dict(min_epochs=4), 12),
+    "a divergence": (watch(divergence_threshold=0.45, patience=9), dict(min_steps=11), 11),
+    "a callback": (lambda: LambdaCallback(on_train_batch_end=ask_once), dict(min_epochs=4), 12),
+    "a callback, until a step": (
+        lambda: LambdaCallback(on_train_batch_end=ask_once),
+        dict(min_steps=10),
+        10,
+    ),
+}
+"""Who asks a run to stop, what it waits for, and the step at which it then ends."""
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["a patience", "a callback, until a step", *slow("a threshold", "a divergence", "a callback")],
+)
+def test_a_run_that_waits_to_stop_ends_where_one_left_alone_does(
+    way: str, fit: Callable, tmp_path: Path
+) -> None:
+    make, least, end = ASKED[way]
+    common: dict = dict(kind=Plan, limit_train_batches=3, max_epochs=6, **least)
+    whole = fit(make(), **common)
+    assert whole["global_step"] == end
+    with pytest.raises(SystemExit):
+        fit(make(), folder=tmp_path, callbacks=[leave_at(8)], every_n_steps=7, **common)
+    assert_equal(fit(make(), folder=tmp_path, **common), whole)
+
+
+def test_a_run_that_waits_to_stop_goes_on_if_it_has_more_patience(
+    fit: Callable, tmp_path: Path
+) -> None:
+    common: dict = dict(kind=Plan, limit_train_batches=1, max_epochs=6, min_epochs=4)
+    with pytest.raises(SystemExit):
+        fit(watch(patience=1)(), folder=tmp_path, callbacks=[leave_at(3)], **common)
+    assert fit(watch(patience=9)(), folder=tmp_path, **common)["global_step"] == 6
+
+
+def test_a_run_that_has_reached_its_threshold_stays_ended_unless_it_is_another(
+    fit: Callable,
+) -> None:
+    common: dict = dict(kind=Plan, limit_train_batches=1, max_epochs=6)
+    ended = fit(watch(stopping_threshold=0.55)(), **common)
+    again = fit(watch(stopping_threshold=0.55)(), folder=ended["folder"], **common)
+    assert ended["global_step"] == again["global_step"] == 3
+    higher = fit(watch(stopping_threshold=0.65)(), folder=ended["folder"], **common)
+    assert higher["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [dict(min_steps=17), dict(min_epochs=2, max_steps=9), dict(min_steps=4, max_steps=3)],
+    ids=str,
+)
+def test_a_least_length_beyond_the_end_is_refused(limits: dict[str, int], fit: Callable) -> None:
+    with pytest.raises(UserError, match=r"^the run ends after \d+ steps, before the \d+ of"):
+        fit(**limits)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +432,26 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_that_a_run_goes
         torch.save({"global_step": 1}, previous)
         LastCheckpoint(tmp_path)._remove_damaged(start)
         assert last.exists() is stays
+
+
+def test_a_kill_in_the_first_save_after_a_damaged_checkpoint_leaves_a_whole_one(
+    fit: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(folder=tmp_path, max_steps=1)
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    last.rename(previous)
+    last.write_bytes(b"torn")
+    replace = os.replace
+
+    def killed(source: Any, target: Any) -> None:
+        if target == last:  # what was there is `previous` by now
+            raise SystemExit
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(SystemExit):
+        fit(folder=tmp_path, start=previous, max_steps=2, every_n_steps=1)
+    assert newest_whole(tmp_path) == previous
 
 
 def test_processes_agree_after_fewer_steps_if_steps_are_slow(

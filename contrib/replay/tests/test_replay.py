@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -62,12 +63,21 @@ class OwnTransform(ImageNetDataModule):
         )
 
 
+class Noise(ImageNetDataModule):
+    """Noise on the device, from each generator."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        noise = random.random() + np.random.random() + torch.rand(())
+        images, labels = super().on_after_batch_transfer(batch, dataloader_idx)
+        return images + noise, labels
+
+
 @pytest.mark.parametrize(
     "given",
     [
         dict(mix_mode="batch", num_workers=2),
         dict(mix_mode="pair"),
-        dict(mix_mode="elem", backend="timm"),
+        dict(mix_mode="elem", backend="timm", kind=Noise),
         dict(
             mixup=0.0,
             cutmix=0.0,

@@ -24,12 +24,12 @@ from cait.data.datamodule import DataSettings, ImageNetDataModule
 from cait.errors import UserError, error_line
 from cait.guards import configurations, refusals
 from cait.guards.run_lock import RunLock
-from cait.loops import accumulated
+from cait.loops import accumulated, start_where_told
 from cait.run import rundir
 from cait.run.checkpoints import LastCheckpoint, newest_whole
 from cait.run.program import Program
 from cait.settings import Settings, check, flatten, listed, nested
-from cait.train.callbacks import EMA, StepSeed
+from cait.train.callbacks import EMA
 from cait.train.module import CaiTModule, ModuleSettings
 
 RUN_VARIABLE = "CAIT_RUN"
@@ -163,6 +163,8 @@ class CaiTCLI(LightningCLI):
                 config, self._parser("fit").get_defaults(), self.line.sources
             )
             self.unused.check(self.rules)
+            if self.program.module is None and self.program.data is None:
+                self.unused.check(refusals.LEAST)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -283,8 +285,8 @@ class CaiTCLI(LightningCLI):
                 kwargs["callbacks"].insert(1, self.lock)
         else:
             kwargs["logger"] = kwargs["enable_checkpointing"] = False
-            kwargs["callbacks"] = [*listed(settings.callbacks), StepSeed(self.datamodule.seed)]
         trainer = super().instantiate_trainer(**kwargs)
+        start_where_told(trainer)
         refusals.check_strategy(trainer, settings)
         refusals.check_processes(trainer, self.processes.started())
         if self.unused is not None:

@@ -129,8 +129,8 @@ def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> Plan
         last = [BestCheckpoint(folder, config.best_metric, best_mode)]
     by_reason: dict[str, list[Callback]] = {
         "first: when a batch begins, it saves what all did at the end of the one before": first,
-        "--trainer.callbacks": listed(run.trainer.callbacks),
         "before all that may draw random numbers in a step": [StepSeed(run.data.seed)],
+        "--trainer.callbacks": listed(run.trainer.callbacks),
         "before extras write to the run's folder": []
         if run.trainer.fast_dev_run
         else [SaveConfig(text)],

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from cait import cores, loops, plugins, references, seeds
 from cait.ckpt import State
-from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages
+from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, seed_generators
 from cait.data.folder import FolderSource, Splits, not_listed
 from cait.data.loader import (
     Loader,
@@ -284,7 +284,19 @@ class ImageNetDataModule(LightningDataModule):
                 "lower --data.batch_size"
             )
         settings = self._loading(size, 1 if self.train_transform is self.pipeline else 4)
+        if self.trainer:
+            settings["finish"] = self._with_seed
         return Loader(images, batch_sampler=sampler, position=self._position, **settings)
+
+    def _with_seed(self, batch: Any) -> Any:
+        """The training batch that comes next, with the generators seeded for hooks of a user's own on its way."""
+        trainer: Any = self.trainer
+        batch_idx = loops.next_batch(trainer)
+        seed = seeds.batch_transfer(
+            self.seed, trainer.current_epoch, batch_idx, trainer.global_rank
+        )
+        seed_generators(seed, trainer.strategy.root_device.type)
+        return batch
 
     def keep_held_out(self) -> None:
         """Validate on the images that the run has held out so far, even if its folder has grown since."""

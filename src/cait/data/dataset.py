@@ -83,12 +83,17 @@ class MapSamples:
         return image, label
 
 
-def seed_generators(seed: int) -> None:
-    """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
+def seed_generators(seed: int, device: str = "cpu") -> None:
+    """Seed the global generators of `random`, numpy and torch, on a kind of device too.
+
+    Transforms draw from them, and so may all that a user writes.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # Not torch.manual_seed: without CUDA it formats a traceback in every call, a millisecond per image.
     torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 @dataclass(eq=False)

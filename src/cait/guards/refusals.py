@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -73,6 +74,13 @@ RULES: dict[str, Sequence[Rule]] = {
     "trainer.model_registry": [Needs("Lightning's own checkpoints", "", lambda: False)],
 }
 """Rules of settings that are no field of ours."""
+PRECISIONS = (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
+"""Those of Lightning with which a resumed run is exact: the others keep states that no checkpoint holds."""
+MAY_END = Needs(
+    "a callback or max_time that may end the run", "callbacks max_time", lambda *ways: any(ways)
+)
+LEAST = {"trainer.min_epochs": [MAY_END], "trainer.min_steps": [MAY_END]}
+"""Rules of a run without a module or a data module of the user's own, which may end it too."""
 
 
 @contextlib.contextmanager
@@ -279,6 +287,11 @@ def check_rates(schedule: Any, images: int) -> None:
 def check_strategy(trainer: Trainer, settings: Any) -> None:
     """Refuse a strategy that cannot save and resume a run, and settings that one's own method `check` refuses."""
     strategy = trainer.strategy
+    plugin = type(trainer.precision_plugin)
+    if plugin.__module__.startswith("lightning.") and plugin not in PRECISIONS:
+        raise UserError(
+            f"--trainer.precision {trainer.precision}: a run cannot be resumed to the bit with it; take bf16-mixed"
+        )
     if hasattr(strategy, "check"):
         strategy.check(trainer.precision, bool(settings.sync_batchnorm))
     elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(

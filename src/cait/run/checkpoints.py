@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
@@ -66,6 +66,11 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
+def _limits(callback: EarlyStopping) -> list[Any]:
+    """What decides whether an early stopping stops a run."""
+    return [callback.patience, callback.stopping_threshold, callback.divergence_threshold]
+
+
 class LastCheckpoint(Callback):
     """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
@@ -107,20 +112,29 @@ class LastCheckpoint(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
-        # Lightning would restore the patience of before
+        # What early stopping has decided holds, unless its limits are others now.
         for callback in trainer.early_stopping_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key)
-            if state:
-                state["patience"] = callback.patience
+            if not state:
+                continue
+            limits = _limits(callback)
+            if state.get("limits", [state["patience"], *limits[1:]]) != limits:
+                state |= {"patience": callback.patience, "stopping_reason": 0}
+                trainer.should_stop = False
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
+    ) -> None:
+        for callback in trainer.early_stopping_callbacks:
+            checkpoint["callbacks"].get(callback.state_key, {})["limits"] = _limits(callback)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.has_begun = True
         self._seen_step = self._saved_step = trainer.global_step
         self._last_save = time.monotonic()
         # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
-        for callback in trainer.early_stopping_callbacks:
-            if callback.wait_count >= max(1, callback.patience):
-                trainer.should_stop = True
+        reasons = [callback.stopping_reason.value for callback in trainer.early_stopping_callbacks]
+        trainer.should_stop |= any(reasons)
         if trainer.is_global_zero:
             self._remove_damaged(trainer.ckpt_path)
         self.signals.watch(trainer)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cait import ckpt, seeds
 from cait.ckpt import Checkpoint, State
+from cait.data.dataset import seed_generators
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.settings import In
@@ -24,21 +25,31 @@ NEAR = 0.95
 
 
 class StepSeed(Callback):
-    """Dropout and stochastic depth as a function of (seed, epoch, step), so a resumed run draws the same.
+    """What a step draws as a function of (seed, epoch, step, process), so a resumed run draws the same.
 
-    Every process draws its own stream.
+    It seeds the global generators of torch, numpy and `random`: for dropout, stochastic depth, and whatever a network,
+    a loss, a step or a callback of the user's own draws. Put it before callbacks that draw.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seed_step(trainer, trainer.current_epoch, -1)
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        seed = seeds.training_step(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
-        torch.default_generator.manual_seed(seed)
-        if pl_module.device.type != "cpu":
-            torch.get_device_module(pl_module.device).manual_seed(seed)
+        self._seed_step(trainer, trainer.current_epoch, batch_idx)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self._seed_step(trainer, -1 - trainer.global_step, batch_idx)  # no epoch is below 0
+
+    def _seed_step(self, trainer: Trainer, epoch: int, step: int) -> None:
+        seed = seeds.training_step(self.seed, epoch, step, trainer.global_rank)
+        seed_generators(seed, trainer.strategy.root_device.type)
 
 
 class EMA(Callback):

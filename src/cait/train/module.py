@@ -299,8 +299,11 @@ class CaiTModule(LightningModule):
             )
 
     def configure_model(self) -> None:
-        """Let a strategy that shards networks shard this one, in its method `shard_module`."""
+        """Take the run's precision, and let a strategy that shards networks shard this one, by its `shard_module`."""
         strategy: Any = getattr(self._trainer, "strategy", None)
+        if strategy is not None:
+            # Lightning does it once a checkpoint is loaded, into float32 that cuts off float64's last bits.
+            strategy.precision_plugin.convert_module(self)
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
 
@@ -452,6 +455,7 @@ class CaiTModule(LightningModule):
             raise UserError(
                 "the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps"
             )
+        loops.check_least(trainer, total)
         return Length(round(warmup), int(total), (trainer.max_epochs or -1, trainer.max_steps))
 
     def peak_lr(self) -> float:
@@ -468,6 +472,7 @@ class CaiTModule(LightningModule):
         """Say where the run stands, in every checkpoint, whatever saves it."""
         position = loops.Position.now(self.trainer)
         checkpoint[loops.POSITION] = [*position]
+        checkpoint[loops.STOP] = loops.waits_to_stop(self.trainer)
         # That of the last batch, counted from 0.
         checkpoint["epoch"] = position.epoch if position.batch else max(0, position.epoch - 1)
 
