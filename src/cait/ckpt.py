@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
+MODULE = "module_class"
+"""Key of the class of the run's module, and of those methods of its own that say what it answers."""
 VAL, VAL_EMA = "val", "val_ema"
 """What the metrics of the raw weights, and of their moving average, begin with."""
 State = dict[str, Any]
@@ -33,6 +35,7 @@ FIELDS = {
     "epoch?": int,
     "position?": [int],
     "should_stop?": bool,
+    "module_class?": [str],
     "hyper_parameters?": dict,
     "callbacks?": dict,
 }

@@ -106,6 +106,8 @@ def continue_run(
         repeated = batch % accumulated(trainer, at.epoch)
         at = at._replace(batch=batch - repeated)
         batches -= repeated
+    if not trainer.lightning_module.automatic_optimization:
+        at = at._replace(step=batches)  # Lightning counts one for the loggers, whatever has stepped
     counters |= loops_state(at, batches)
 
 

@@ -1,5 +1,6 @@
 """The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from cait import seeds
 from cait.data import reading
-from cait.data.datamodule import ImageNetDataModule
+from cait.data.datamodule import PREPARATION, ImageNetDataModule
 from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImages, load_image
 from cait.data.source import open_source
@@ -172,6 +173,35 @@ def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Pa
         UserError, match=r"3 classes are not the 4 of .*: missing: owl; unknown: bat, own$"
     ):
         images_in(mixed_root).load_state_dict(state)
+
+
+COMPARED = {
+    "class of the data module",
+    "seed",
+    "repeats",
+    "pixels by",
+    "images a batch, over all processes",
+    "batches accumulated, by epoch",
+    "training pictures",
+    "digest of the training pictures' names",
+    "validation pictures",
+    "digest of the validation pictures' names",
+    "order of the images",
+}
+PREPARED = {field.name for field in dataclasses.fields(PREPARATION)}
+
+
+@pytest.mark.parametrize("name", sorted(COMPARED | PREPARED))
+def test_each_fact_of_the_data_alone_refuses_a_checkpoint(name: str, mixed_root: Path) -> None:
+    data = images_in(mixed_root, backend="timm")
+    saved = data.state_dict()
+    data.trainer = SimpleNamespace(
+        training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[]
+    )
+    data.load_state_dict(saved)
+    saved["depends_on" if name in COMPARED else "preprocessing"][name] = "another"
+    with pytest.raises(UserError, match=re.escape(f"{name} was another, is ")):
+        data.load_state_dict(saved)
 
 
 def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -> None:

@@ -14,6 +14,7 @@ from harness import DEVICES, REPO, SMALL, Cait
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins import Precision, TransformerEnginePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.loggers import CSVLogger
 from modules import loader, module, trainer
 
 from cait import ckpt
@@ -22,7 +23,7 @@ from cait.errors import UserError
 from cait.guards.refusals import check_strategy
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
-from cait.run.loggers import RunCSVLogger
+from cait.run.loggers import RunCSVLogger, run_loggers
 from cait.run.program import Program
 
 WEIGHT = torch.ones(2)
@@ -155,6 +156,22 @@ def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(WHOLE, newline="")
     RunCSVLogger(tmp_path).log_metrics({"epoch": 0, "train/loss": 2.0}, step=0)
     assert steps(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("version", ["v1", 0, ""])
+@pytest.mark.parametrize("kind", [CSVLogger, type("Own", (CSVLogger,), {})])
+def test_a_csv_logger_of_ones_own_goes_on_with_its_file(
+    kind: type[CSVLogger], version: str | int, tmp_path: Path
+) -> None:
+    run_loggers(tmp_path / "run", first_step=2)
+    for name in ("train/loss", "train/loss", "a, new one"):
+        logger = kind(tmp_path, "mine", version)
+        logger.log_metrics({name: 2.0}, step=7)
+        logger.save()
+    with Path(logger.log_dir, "metrics.csv").open(newline="") as file:
+        columns = csv.DictReader(file)
+        assert [row["train/loss"] for row in columns] == ["2.0", "2.0", ""]
+        assert columns.fieldnames == ["a, new one", "step", "train/loss"]
 
 
 def test_a_failed_start_leaves_nothing(

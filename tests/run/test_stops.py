@@ -81,6 +81,85 @@ class OneCycle(CaiTModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class Plateau(CaiTModule):
+    """One group, where the settings would give two."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val/acc1"},
+        }
+
+
+class WithClosure(CaiTModule):
+    """It computes several losses a step, and keeps lists of tensors."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Listed(CaiTModule):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        schedules = [
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+            {
+                "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=9),
+                "interval": "step",
+            },
+        ]
+        return [optimizer], schedules
+
+
+class MoreGroups(CaiTModule):
+    """A parameter of its own joins those of the settings."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(images)
+
+    def configure_optimizers(self) -> Any:
+        configured = super().configure_optimizers()
+        optimizer = configured["optimizer"]
+        optimizer.add_param_group({"params": [self.scale], "lr": 1e-2})
+        return {"optimizer": optimizer}
+
+
+class ByHand(CaiTModule):
+    """Two optimizers and their schedules, clipped and stepped by its own code."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for optimizer, schedule in zip(self.optimizers(), self.lr_schedulers(), strict=True):
+            loss = super().training_step(batch, batch_idx)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, 0.5, "norm")
+            optimizer.step()
+            schedule.step()
+
+    def configure_optimizers(self) -> Any:
+        *others, head = self.model.children()
+        optimizers = [
+            torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9),
+            torch.optim.AdamW([p for other in others for p in other.parameters()], fused=True),
+        ]
+        return optimizers, [
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers
+        ]
+
+
+OPTIMIZERS = (Plateau, WithClosure, Listed, MoreGroups, ByHand)
+
+
 @pytest.fixture(scope="module")
 def fit(
     digits_root: Path, tmp_path_factory: pytest.TempPathFactory
@@ -225,6 +304,17 @@ def test_what_goes_by_epochs_and_validations_goes_on(
 ) -> None:
     stopped = fit(stop_at("on_train_batch_end", batches), **settings)
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_of_ones_own_go_on_as_they_are(
+    kind: type[CaiTModule], fit: Callable, whole: Callable
+) -> None:
+    stopped = fit(stop_at("on_train_batch_end", 5), kind=kind)
+    expected = whole(kind=kind)
+    resumed = fit(folder=stopped["folder"], kind=kind)
+    assert_equal(resumed, expected)
+    assert resumed["rates"] == expected["rates"]
 
 
 def test_a_run_that_max_steps_will_end_goes_on_between_epochs(

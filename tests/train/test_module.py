@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -277,14 +278,22 @@ def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
     assert fit.global_step == 3
 
 
+CLIPS: dict[str, Any] = {
+    "norm": (0.1, torch.nn.utils.clip_grad_norm_),
+    "value": (1e-4, torch.nn.utils.clip_grad_value_),
+}
+
+
+@pytest.mark.parametrize("algorithm", CLIPS)
 @pytest.mark.parametrize("optimizer", ["fused AdamW", *slow("AdamW", "SGD")])
-@pytest.mark.parametrize("precision", ["32", "16-mixed", *slow("bf16-mixed", "bf16-true")])
+@pytest.mark.parametrize("precision", ["32", "16-mixed", "bf16-mixed", *slow("bf16-true")])
 def test_gradients_are_clipped_in_every_precision(
-    precision: str, optimizer: str, tmp_path: Path
+    precision: str, optimizer: str, algorithm: str, tmp_path: Path
 ) -> None:
     """As the optimizer gets them, they are those that torch's own function clips."""
     got: list[torch.Tensor] = []
     expected: list[torch.Tensor] = []
+    limit, clip = CLIPS[algorithm]
 
     class Module(Chosen):
         def configure_gradient_clipping(
@@ -295,14 +304,17 @@ def test_gradients_are_clipped_in_every_precision(
             copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
             for copied, p in zip(copies, parameters, strict=True):
                 copied.grad = p.grad / scale
-            torch.nn.utils.clip_grad_norm_(copies, 0.1)
+            clip(copies, limit)
             super().configure_gradient_clipping(optimizer, **settings)
             got.extend((p.grad / scale).clone() for p in parameters)
             expected.extend(p.grad for p in copies)
 
     net = Module(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
     settings: dict = dict(
-        gradient_clip_val=0.1, max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)]
+        gradient_clip_val=limit,
+        gradient_clip_algorithm=algorithm,
+        max_epochs=1,
+        callbacks=[NonFiniteGuard(tmp_path, 10)],
     )
     trainer(**settings, **precision_of(precision)).fit(net, loader(8))
     assert got

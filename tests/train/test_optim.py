@@ -5,9 +5,12 @@ import runpy
 import sys
 from importlib.metadata import distribution
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from modules import loader, module, trainer
 from timm.optim import create_optimizer_v2
 from torch import nn
 
@@ -206,3 +209,20 @@ def test_it_is_lightning_bolts_schedule(warmup: int, monkeypatch: pytest.MonkeyP
         optimizer, theirs(optimizer, warmup, 40, warmup_start_lr=1e-6, eta_min=1e-5), 40
     )
     assert rates(*scheduled(warmup, 40), 40) == pytest.approx(expected, rel=1e-9)
+
+
+REFUSED_AT_A_STEP = {
+    "capturable": dict(optimizer_args={"fused": False, "capturable": True}),
+    "differentiable": dict(optimizer_args={"fused": False, "differentiable": True}),
+    "sparse": dict(optimizer="torch.optim:SparseAdam", weight_decay=0.0),
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED_AT_A_STEP.values(), ids=REFUSED_AT_A_STEP)
+def test_what_the_first_step_would_refuse_is_refused_before(settings: dict[str, Any]) -> None:
+    net = module(**settings)  # it can be built
+    batches: list[int] = []
+    count = LambdaCallback(on_train_batch_start=lambda *_: batches.append(1))
+    with pytest.raises(UserError, match="cannot step on cpu"):
+        trainer(callbacks=[count]).fit(net, loader())
+    assert not batches

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cait import ckpt, disk
 from cait.cli import saved
-from cait.errors import UserError, one_line, printable
+from cait.errors import UserError, one_line, printable, tell
 from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -58,12 +58,18 @@ class Loaded(NamedTuple):
         """Probabilities [B, num_classes] on the CPU, and labels [B], by batch; NO_LABEL if an image is unreadable."""
         import torch
 
-        network = self.network.to(device())
+        (self.module or self.network).to(device())
         self.data.predict_samples = samples
         for images, labels in self.data.predict_dataloader():
             with torch.inference_mode():
-                probabilities = self.task.probabilities(network(images.to(device()))).cpu()
+                probabilities = self.probabilities(images.to(device())).cpu()
             yield probabilities, labels
+
+    def probabilities(self, images: Any) -> Any:
+        """Those of a batch [B, num_classes], by `CaiTModule.predict_step` if there is a module."""
+        if self.module is None:
+            return self.task.probabilities(self.network(images))
+        return self.module.predict_step((images,), 0)
 
 
 def load(
@@ -106,13 +112,27 @@ def device() -> Any:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def load_run(options: Any, checkpoint: Path, folder: Path | None, program: Program) -> Loaded:
-    """`from_checkpoint` with the weights and the trust that the options of a verb say, see `Options.add_weights`."""
+def load_run(
+    options: Any,
+    checkpoint: Path,
+    folder: Path | None,
+    program: Program,
+    takes_network: bool = True,
+) -> Loaded:
+    """`from_checkpoint` with the weights and the trust that the options of a verb say, see `Options.add_weights`.
+
+    A verb that `takes_network`, and not the module around it, says what it leaves out of a module of the user's own.
+    """
     img_size = vars(options).get("img_size")
     with trust.only_own(options.trusted):
-        return from_checkpoint(
+        loaded = from_checkpoint(
             checkpoint, folder, options.ema, img_size, program.module, program.data
         )
+    left_out = loaded.module.overrides("forward", "predict_step")
+    if takes_network and left_out:
+        name = type(loaded.module).__name__
+        tell(f"this is the network alone, without {' and '.join(left_out)} of {name}")
+    return loaded
 
 
 def checkpoint_of(source: str | Path, purpose: str) -> tuple[Path, Path | None]:
@@ -164,6 +184,7 @@ def from_checkpoint(
         size = img_size
         network = group(NetworkSettings, hparams | {"img_size": size}).build_network().eval()
         load_weights(network, path, averaged)
+        lightning_module.model = network
     settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
     settings |= saved.data_settings(folder) if folder else saved.image_settings(preprocessing)
     settings["img_size"] = size

@@ -36,7 +36,8 @@ def predict(arguments: list[str], program: Program) -> None:
     paths = [path for source in asked.images for path in _paths(source)]
     if not paths:
         raise UserError("no names on standard input")
-    _write(loading.load_run(asked, checkpoint, folder, program), paths, asked)
+    loaded = loading.load_run(asked, checkpoint, folder, program, takes_network=False)
+    _write(loaded, paths, asked)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:

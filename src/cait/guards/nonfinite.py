@@ -53,8 +53,10 @@ class NonFiniteGuard(Callback):
         # fused, and no wrapper of a fused one
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = bad  # type: ignore[attr-defined]
-        elif bad:
+        elif bad and pl_module.automatic_optimization:
             raise SkipStep
+        elif bad:  # the user's own code steps; without gradients nothing moves
+            optimizer.zero_grad()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,5 +1,6 @@
 """metrics.csv and TensorBoard in the run's folder, continued from where a checkpoint stood."""
 
+import csv
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -59,8 +60,19 @@ class RunCSVLogger(CSVLogger):
         return self._experiment
 
 
+def keep_rows(writer: Any) -> None:
+    """Go on with the file that is there, which Lightning's writer would delete."""
+    path = Path(writer.metrics_file_path)
+    if path.is_file():
+        writer.metrics_keys = next(csv.reader(disk.read_text(path).splitlines()), [])
+
+
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
-    """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
+    """The loggers of a run. They drop rows and events from `first_step` on, because those will come again.
+
+    A CSVLogger of the user's own drops nothing: its file may be of other runs too.
+    """
+    ExperimentWriter._check_log_dir_exists = keep_rows  # type: ignore
     events = TensorBoardLogger(
         run_dir.parent, run_dir.name, version="", default_hp_metric=False, purge_step=first_step
     )

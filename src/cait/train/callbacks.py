@@ -16,7 +16,6 @@ from cait import ckpt, seeds
 from cait.ckpt import Checkpoint, State
 from cait.data.dataset import seed_generators
 from cait.errors import UserError, one_line
-from cait.model import network
 from cait.settings import In
 
 DECAY = In("[0, 1)")
@@ -138,7 +137,7 @@ class EMA(Callback):
             return
         images, labels = batch
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            self.logits = network.logits_of(self.average, images)
+            self.logits = pl_module.logits(images, self.average)
             self.metrics.update(self.logits, labels)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,6 +62,22 @@ class LossSettings(Group):
                 f"unknown loss {self.loss!r}; choose cross_entropy, bce or package.module:factory"
             )
         return references.made(self.loss)
+
+
+def parameters_behind(loss: Tensor, logits: Tensor) -> list[Tensor]:
+    """The parameters that a loss of these logits depends on beside them, whatever holds them."""
+    parameters = []
+    seen: set[Any] = {None, logits.grad_fn}
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            parameters.append(node.variable)
+        waiting += [operand for operand, _ in node.next_functions]
+    return parameters
 
 
 def distillation_loss(

@@ -12,9 +12,9 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from cait import ckpt, loops, plugins
@@ -24,11 +24,20 @@ from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
 from cait.settings import Settings, check_names, values
-from cait.train.losses import DistillationSettings, LossSettings
+from cait.train.losses import DistillationSettings, LossSettings, parameters_behind
 from cait.train.metrics import task_named
-from cait.train.optim import Length, OptimizerSettings, ScheduleSettings, WarmupSchedule
+from cait.train.optim import (
+    Length,
+    OptimizerSettings,
+    ScheduleSettings,
+    WarmupSchedule,
+    begins_with,
+)
 
 Batch = tuple[Tensor, Tensor]
+NOTHING: tuple[list[State], State] = ([], {})
+ANSWERS = ("forward", "predict_step", "validation_step")
+"""Methods that say what a run answers."""
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -112,7 +121,7 @@ class CaiTModule(LightningModule):
     4. backward: `backward`; then 1 to 4 again for each batch that is accumulated
     5. guard: `guards.nonfinite.NonFiniteGuard.on_before_optimizer_step` measures the gradient's norm, and skips 7 if it
        is not finite
-    6. clip by that norm: `configure_gradient_clipping`
+    6. clip by that norm: `clip_gradients`
     7. step: `optimizer_step`
     8. schedule: `optim.WarmupSchedule.step`
     9. moving average: `callbacks.EMA.on_train_batch_end`
@@ -153,6 +162,8 @@ class CaiTModule(LightningModule):
         """The norm in this step, if a callback has computed it; clipping then uses it."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
+        self._before: tuple[list[State], State] = NOTHING
+        """States of the optimizers, and hyper-parameters, of the run that goes on; until training begins."""
         self._figures_of_step: list[Tensor] = []
         """Those of the batches that the running step has accumulated."""
         if None not in (self.settings.img_size, self.settings.num_classes):
@@ -166,11 +177,23 @@ class CaiTModule(LightningModule):
                 self.model, self.name, network.input_shape(self.hparams), self.num_classes
             )
         # a wrong setting fails here, not later
-        self.settings.build_optimizer(self.model, self.settings.lr)
+        self._build_optimizer(self.settings.lr)
         self.task = task_named(self.settings.task, self.num_classes)
         if self.settings.task is not None:
             self.loss = self.task.loss(self.settings)
         self.val_metrics = self.new_metrics()
+
+    def _build_optimizer(self, lr: float) -> Optimizer:
+        """That of the settings, for the network and for what the loss learns."""
+        loss = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
+        learned = [parameter for parameter in loss if parameter.requires_grad]
+        return self.settings.build_optimizer(self.model, lr, learned)
+
+    def overrides(self, *names: str) -> list[str]:
+        """Those of the methods that a subclass has replaced."""
+        return [
+            name for name in names if getattr(type(self), name) is not getattr(CaiTModule, name)
+        ]
 
     def new_metrics(self) -> Any:
         return self.task.metrics(self.settings.metrics or {}, self.settings.per_class)
@@ -227,6 +250,11 @@ class CaiTModule(LightningModule):
         if self.starts_anew:  # only once: later it would overwrite what was trained since
             self._load_initial_weights()
         self.starts_anew = False
+        if self.overrides("predict_step"):
+            name = type(self).__name__
+            rank_zero_info(
+                f"{name}.predict_step is for `predict` and cait.load: a validation scores what forward gives"
+            )
         if stage != "fit":
             return
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -238,6 +266,7 @@ class CaiTModule(LightningModule):
         # Lightning's tuner may have changed it
         settings = replace(self.settings, lr=self.hparams["lr"])
         self.settings = settings
+        settings.try_step(self.trainer.strategy.root_device)
         has_live_norms = not self.hparams.get("freeze_norm")
         if settings.grad_checkpointing and has_live_norms and network.counts_twice(self.model):
             raise UserError(
@@ -280,6 +309,7 @@ class CaiTModule(LightningModule):
         return None
 
     def on_fit_start(self) -> None:
+        self._before = NOTHING
         if self.teacher:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
 
@@ -308,14 +338,25 @@ class CaiTModule(LightningModule):
             strategy.shard_module(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, C, img_size, img_size] to logits [B, num_classes]."""
-        return self.model(images.to(self.dtype))
+        """Images [B, C, img_size, img_size] to logits [B, num_classes], in training, validation and predictions."""
+        return self.model(images)
+
+    def logits(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
+        """Logits [B, num_classes] in float32 by `forward`, with `model` in the network's place if it is given."""
+        ours = self.model
+        self.model = ours if model is None else model
+        try:
+            return network.logits_of(self, images)
+        finally:
+            self.model = ours
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
         logits = self._training_logits(images)
         loss = self._label_loss(logits, targets)
+        if batch_idx == 0:
+            self._check_loss(loss, logits)
         if self.teacher:
             loss = self.settings.distilled_loss(loss, logits, self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
@@ -323,7 +364,7 @@ class CaiTModule(LightningModule):
 
     def _training_logits(self, images: Tensor) -> Tensor:
         """Logits [B, num_classes] in float32 at least. Raises UserError if the network returns something else."""
-        logits = self(images)
+        logits = self(images.to(self.dtype))
         shape = network.kind_of(logits)
         if shape != [len(images), self.num_classes]:
             raise UserError(
@@ -343,6 +384,18 @@ class CaiTModule(LightningModule):
                     f"it must return a tensor of one number, not {network.kind_of(loss)}"
                 )
         return loss.reshape(())
+
+    def _check_loss(self, loss: Tensor, logits: Tensor) -> None:
+        """Raise UserError if the loss has a parameter that no optimizer trains."""
+        groups = [
+            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
+        ]
+        trained = {parameter for group in groups for parameter in group["params"]}
+        if not trained.issuperset(parameters_behind(loss, logits)):
+            raise UserError(
+                f"the loss {type(self.loss).__name__} has a parameter that no optimizer trains: let an nn.Module that "
+                "registers it be the loss; a configure_optimizers of your own takes self.loss.parameters() too"
+            )
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
         """Log the loss and accuracy of a step, over the batches that it accumulates and all processes."""
@@ -367,21 +420,27 @@ class CaiTModule(LightningModule):
         every = trainer.log_every_n_steps
         return trainer.is_last_batch or (every > 0 and (trainer.global_step + 1) % every == 0)
 
-    def configure_gradient_clipping(
+    def clip_gradients(
         self,
         optimizer: Optimizer,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients; by their norm also those of a fused optimizer under 16-mixed, which Lightning refuses."""
-        if gradient_clip_algorithm == "value":
-            super().configure_gradient_clipping(
-                optimizer, gradient_clip_val, gradient_clip_algorithm
-            )
-        elif gradient_clip_val:
-            norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
-            weights = [*self.trainer.precision_plugin.main_params(optimizer)]
+        """Clip the gradients, also those of a fused optimizer in mixed precision, which Lightning refuses."""
+        if not gradient_clip_val:
+            return
+        weights = [*self.trainer.precision_plugin.main_params(optimizer)]
+        norm = self.grad_norm
+        # with optimization by hand it is that of the step before
+        if norm is None or not self.automatic_optimization:
+            norm = self.gradient_norm(optimizer)
+        if gradient_clip_algorithm != "value":
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
+            return
+        scale = self.gradient_scale(optimizer)
+        # GradScaler has to see an infinity
+        if not isinstance(scale, Tensor) or norm.isfinite():
+            clip_grad_value_(weights, float(gradient_clip_val * scale))
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
@@ -412,7 +471,7 @@ class CaiTModule(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Count a batch; its logits [B, num_classes] are for callbacks."""
         images, labels = batch
-        logits = network.logits_of(self.model, images)
+        logits = self.logits(images)
         self.val_metrics.update(logits, labels)
         return logits
 
@@ -421,7 +480,7 @@ class CaiTModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
-        return self.task.probabilities(network.logits_of(self.model, batch[0]))
+        return self.task.probabilities(self.logits(batch[0]))
 
     def transform(self, image: Any) -> Tensor:
         """The network's input for an image, prepared as in evaluation; see `cait.train.prediction.transform`."""
@@ -437,7 +496,11 @@ class CaiTModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         loops.batches_an_epoch(self.trainer)  # it sets up the loaders, as Lightning does later
-        optimizer = self.settings.build_optimizer(self.model, self.peak_lr())
+        optimizer = self._build_optimizer(self.peak_lr())
+        states, before = self._before
+        if self.overrides("configure_optimizers"):  # what it returns may have other groups
+            states = [state for state in states if begins_with(state, optimizer.param_groups)]
+        self.settings.apply(states, before, optimizer.param_groups)
         schedule = WarmupSchedule(optimizer, self.settings, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -469,10 +532,11 @@ class CaiTModule(LightningModule):
         return lr * batch * loops.batches_a_step(self.trainer) / base_size
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Say where the run stands, in every checkpoint, whatever saves it."""
+        """Say where the run stands, and whose it is, in every checkpoint, whatever saves it."""
         position = loops.Position.now(self.trainer)
         checkpoint[loops.POSITION] = [*position]
         checkpoint[loops.STOP] = loops.waits_to_stop(self.trainer)
+        checkpoint[ckpt.MODULE] = [type(self).__qualname__, *self.overrides(*ANSWERS)]
         # That of the last batch, counted from 0.
         checkpoint["epoch"] = position.epoch if position.batch else max(0, position.epoch - 1)
 
@@ -490,6 +554,7 @@ class CaiTModule(LightningModule):
         data_module = trainer and trainer.datamodule
         if data_module is not None:
             ckpt.rename_data_state(checkpoint, type(data_module).__qualname__)
+        self._check_class(checkpoint, data_module)
         self._check_classes(data, data_module)
         before = checkpoint.get("hyper_parameters", {})
         self._check_network(checkpoint["state_dict"], before.get("img_size"))
@@ -497,9 +562,21 @@ class CaiTModule(LightningModule):
             return
         images = getattr(data_module, "world_batch_size", 1)
         loops.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)
-        states = checkpoint.get("optimizer_states")
-        if states:
-            self.settings.apply(states, before, self.model, self.settings.lr)
+        self._before = checkpoint.get("optimizer_states", []), before
+
+    def _check_class(self, checkpoint: Checkpoint, data_module: Any) -> None:
+        """Raise UserError if the run is of another class, and goes on, or its answers are that class's."""
+        ours = type(self).__qualname__
+        before, *answers = checkpoint.get(ckpt.MODULE) or [ours]
+        goes_on = self._trainer and self._trainer.state.fn == "fit"
+        if before == ours or not (goes_on or answers):
+            return
+        remedy = f"take the script that has {before} in place of `cait`"
+        if goes_on:
+            if not getattr(data_module, "check_resume", True):
+                return
+            remedy += ", or to continue anyway add --data.check_resume false"
+        raise UserError(f"the run's module is {before}, this one {ours}: {remedy}")
 
     def _check_classes(self, data: State, data_module: Any) -> None:
         known = self.class_names

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cait import references
 from cait.ckpt import State
 from cait.errors import UserError, told_as
-from cait.settings import Group, In, Needs, NonNegativeFloat, PositiveInt, Settings, values
+from cait.settings import Group, In, Needs, NonNegativeFloat, PositiveInt, Settings, as_text, values
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,13 @@ class OptimizerSettings(Group):
     """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, for adamw, and 0
     for any other optimizer."""
 
-    def build_optimizer(self, network: nn.Module, lr: float) -> Optimizer:
-        """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
+    def build_optimizer(
+        self, network: nn.Module, lr: float, of_loss: Sequence[Tensor] = ()
+    ) -> Optimizer:
+        """Build the optimizer of a network, and of what its loss learns, which has no weight decay.
+
+        Raises UserError if there is none, or it takes other arguments.
+        """
         name = self.optimizer
         arguments = self.optimizer_args or {}
         is_adamw = name.lower() == "adamw"
@@ -60,18 +65,36 @@ class OptimizerSettings(Group):
                     f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}"
                 )
             inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
+            if of_loss:
+                optimizer.add_param_group({"params": [*of_loss], "weight_decay": 0.0})
         if getattr(optimizer, "is_second_order", False):
             raise UserError(
                 f"optimizer {name} needs second derivatives, which a run does not have; take another"
             )
         return optimizer
 
-    def apply(self, states: list[State], before: State, network: nn.Module, lr: float) -> None:
+    def try_step(self, device: torch.device) -> None:
+        """Raise UserError if the optimizer refuses to step on this device; tried on a tiny network."""
+        network = nn.utils.skip_init(nn.Linear, 2, 2, device=device)
+        optimizer = replace(self, layer_decay=None).build_optimizer(network, 1e-3)
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with told_as(
+            f"optimizer {self.optimizer} cannot step on {device.type} with --model.optimizer_args "
+            f"{as_text(self.optimizer_args)}: leave them out, or take another"
+        ):
+            optimizer.step()
+
+    def apply(self, states: list[State], before: State, groups: list[State]) -> None:
         """Put these settings into the states of a checkpoint's optimizers, if they have changed.
 
         A schedule of your own may change betas or the weight decay of a group, so else they stay.
 
-        `before` are the hyper-parameters of the checkpoint's run. Raises UserError if it is another optimizer.
+        Raises UserError if it is another optimizer.
+
+        Args:
+            before: hyper-parameters of the checkpoint's run.
+            groups: those of the optimizer that goes on.
         """
         remedy = "start a new run from its weights with --model.weights"
         name = before.get("optimizer", self.optimizer)
@@ -79,16 +102,15 @@ class OptimizerSettings(Group):
             raise UserError(
                 f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}"
             )
-        groups = self.build_optimizer(network, lr).param_groups
-        sizes = _sizes(groups)
         changed = self._changed(before)
         for state in states:
             saved = state["param_groups"]
-            if _sizes(saved) != sizes:
+            if not begins_with(state, groups):
                 raise UserError(
-                    f"the checkpoint's optimizer has groups of {_sizes(saved)} parameters, not {sizes}; {remedy}"
+                    f"the checkpoint's optimizer has groups of {_sizes(saved)} parameters, "
+                    f"not {_sizes(groups)}; {remedy}"
                 )
-            for old, new in zip(saved, groups, strict=True):
+            for old, new in zip(saved, groups, strict=False):
                 old |= {name: new[name] for name in changed & new.keys()}
             _lay_out(
                 state["state"], [parameter for group in groups for parameter in group["params"]]
@@ -107,14 +129,19 @@ class OptimizerSettings(Group):
         return names
 
 
+def begins_with(state: State, groups: list[State]) -> bool:
+    """Whether the state of an optimizer begins with such groups."""
+    return _sizes(state["param_groups"])[: len(groups)] == _sizes(groups)
+
+
 def _sizes(groups: list[State]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
 def _lay_out(state: dict[int, State], parameters: list[Tensor]) -> None:
     """Give each moment its parameter's memory format: the fused AdamW takes the numbers of both as they lie."""
-    for index, moments in state.items():
-        parameter = parameters[index]
+    for index, parameter in enumerate(parameters):
+        moments = state.get(index, {})
         for name, value in moments.items():
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
                 continue

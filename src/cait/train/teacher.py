@@ -113,6 +113,11 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
     disk.check_shape(hparams, HYPER_PARAMETERS, Path(path), "hyper_parameters")
     if hparams.get("task"):
         raise UserError(f"the teacher {path} gives an image several classes, the data one")
+    module, *answers = checkpoint.get(ckpt.MODULE) or [""]
+    if answers:
+        raise UserError(
+            f"the teacher {path} answers by {' and '.join(answers)} of {module}: only networks alone teach"
+        )
     name = hparams["name"]
     signed = signature.own_text(Path(path).absolute().parents[1] / CONFIG)
     if references.is_path(name) and name not in (student, *references.PATH.findall(signed)):

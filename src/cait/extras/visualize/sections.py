@@ -102,7 +102,7 @@ def _maps(loaded: Loaded, given: argparse.Namespace, output: Path) -> Section:
     )
     for name, prepared, label in itertools.islice(images, given.num_images):
         image = _seen(loaded, prepared)
-        probabilities = loaded.task.probabilities(loaded.network(image[None]))
+        probabilities = loaded.probabilities(image[None])
         if not probabilities.isfinite().all():
             raise maps.NoMapsError("the network's answers are not finite")
         (best,) = loaded.task.best(probabilities, loaded.class_names)
