@@ -4,6 +4,9 @@ A fenced block of `bash` holds commands. The words after `bash`, which GitHub do
 
     ```bash                       run each command; training is cut to a few steps
     ```bash skip=needs-a-gpu      do not run them, for this reason; parse what can be parsed
+    ```bash small=DIR             run each command on what stands in for the reader's own, see docs/stand_ins.py
+    ```bash epochs=7              training ends after so many epochs
+    ```bash fails=2               each command must end with this exit code
     ```sh                         leave them to a test of the page, as tests/test_extending.py
     ```python file=my_net.py      write the block to a file for the commands that follow
 
@@ -32,6 +35,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from pages import REPO, blocks, pages, working_tree
+from stand_ins import CUT, make_all
 
 FEW_STEPS = "--trainer.limit_train_batches 10 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
@@ -43,12 +47,16 @@ LIMIT = 900
 """Seconds for one command."""
 
 
-def few_steps(command: str) -> str:
-    """`command`; if it trains, for a few steps alone."""
+def few_steps(command: str, words: dict[str, str]) -> str:
+    """`command`, of a block with these words; if it trains, for a few steps alone."""
     verb = re.match(r"(?:make|\S*cait) (\w+)", command)
+    if "small" in words and verb and verb[1] == "eval":
+        return f"{command} {CUT}"
     if not verb or verb[1] not in EPOCHS:
         return command
-    options = f"{FEW_STEPS} {EPOCHS[verb[1]]}"
+    options = f"{FEW_STEPS} {words.get('epochs', EPOCHS[verb[1]])}"
+    if "small" in words:
+        options = f"{options} {CUT}"
     if not command.startswith("make"):
         return f"{command} {options}"
     command, given = re.subn(r'ARGS="(.*)"', lambda found: f'ARGS="{found[1]} {options}"', command)
@@ -69,9 +77,9 @@ def parse(command: str) -> str:
         if done.returncode:
             raise ValueError(done.stderr)
         command, how = done.stdout, "target exists"
-    found = re.search(r"\bcait ((?:fit|eval --config) [^;|&\n]*)", command)
+    found = re.search(r"\bcait ((?:fit|eval --config|eval --paper) [^;|&\n]*)", command)
     # without a file the recipe looks at the folder, which is not here
-    if not found or "--config" not in found[1]:
+    if not found or not re.search("--config|--paper", found[1]):
         return how
     from cait.cli import main
 
@@ -85,8 +93,8 @@ def parse(command: str) -> str:
     return "settings parsed"
 
 
-def run(command: str) -> str:
-    """Run a command and return what it prints. Raises ValueError with that if it fails."""
+def run(command: str, status: int = 0) -> str:
+    """Run a command and return what it prints. Raises ValueError with that if it ends with another exit code."""
     done = subprocess.run(
         ["bash", "-c", command],
         stdout=subprocess.PIPE,
@@ -94,7 +102,7 @@ def run(command: str) -> str:
         text=True,
         timeout=LIMIT,
     )
-    if done.returncode:
+    if done.returncode != status:
         raise ValueError(f"exit code {done.returncode}\n{done.stdout}")
     return done.stdout
 
@@ -182,7 +190,7 @@ def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
 
     Returns how many ran, were skipped and failed.
     """
-    counts, printed = dict.fromkeys(("run", "skipped", "failed"), 0), ""
+    counts, printed, words = dict.fromkeys(("run", "skipped", "failed"), 0), "", dict[str, str]()
     for block in blocks(wanted):
         if "file" in block.words:
             Path(block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
@@ -196,16 +204,19 @@ def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
                 flush=True,
             )
             page = REPO / block.place.split(":")[0]
-            if write:
+            if write and "small" not in words:
                 page.write_text(page.read_text().replace(block.text, sample, 1))
-        printed = ""
+        printed, words = "", block.words
         for command in block.commands if block.language == "bash" else ():
             reason, since = block.words.get("skip"), time.monotonic()
             try:
                 if reason:
                     kind, how = "skipped", f"skipped, {parse(command)}: {reason}"
                 else:
-                    printed += run(command if write else few_steps(command))
+                    # what stands in for other data gives no numbers
+                    whole = write and "small" not in block.words
+                    shortened = command if whole else few_steps(command, block.words)
+                    printed += run(shortened, int(block.words.get("fails", 0)))
                     kind, how = "run", "ok"
             except (ValueError, subprocess.TimeoutExpired) as error:
                 kind, how = "failed", f"failed: {error}"
@@ -239,8 +250,12 @@ def main() -> None:
     parser.add_argument(
         "--write", nargs="*", type=Path, metavar="PAGE", help="write the numbers of the samples"
     )
+    parser.add_argument(
+        "pages", nargs="*", type=Path, metavar="PAGE", help="only these; default all"
+    )
     given = parser.parse_args()
-    write, named = given.write is not None, [page.resolve() for page in given.write or ()]
+    named = [page.resolve() for page in (*given.pages, *(given.write or ()))]
+    write = given.write is not None
     with tempfile.TemporaryDirectory() as folder:
         copy_to(Path(folder))
         os.chdir(folder)
@@ -249,11 +264,14 @@ def main() -> None:
         os.environ["PATH"] = (
             f"{Path(folder, '.venv/bin')}{os.pathsep}{os.environ['PATH']}"  # `cait`, as if activated
         )
+        os.environ["HF_HUB_OFFLINE"] = "1"  # a folder without a configuration asks it for weights
         sys.path.insert(0, os.environ["PYTHONPATH"])
+        make_all(Path(folder))
         start, counts = time.monotonic(), {"failed": 0}
         if not given.notebooks:
             if named and REPO / "README.md" not in named:
-                run("make train")  # the run that the pages are about
+                # the run that the pages are about
+                run("make train" if write else few_steps("make train", {}))
             counts = run_blocks(named or pages(), write)
         if not named:
             run_notebooks(write=given.notebooks)

@@ -4,8 +4,10 @@ import os
 import re
 from pathlib import Path
 
+import check
 import pages
 import pytest
+import stand_ins
 from harness import REPO
 
 PAGES = sorted({*REPO.glob("*.md"), *pages.pages()})
@@ -43,5 +45,20 @@ def test_pages_have_commands_and_every_skipped_one_a_reason() -> None:
     found = list(pages.blocks(pages.pages()))
     assert sum(len(block.commands) for block in found if block.language == "bash") > 50
     for block in found:
-        assert block.words.keys() <= {"skip", "file"}, block.place
+        assert block.words.keys() <= {"skip", "file", "small", "epochs", "fails"}, block.place
         assert block.words.get("skip") != "", block.place
+        stand_in = block.words.get("small")
+        assert stand_in is None or (
+            stand_in in block.text and stand_in in {*stand_ins.FOLDERS, *stand_ins.WEIGHTS}
+        ), block.place
+
+
+def test_a_command_on_what_stands_in_for_a_readers_own_is_cut_to_two_images() -> None:
+    train = "cait fit --data.root DIR"
+    assert check.few_steps(train, {"small": "DIR"}).endswith(stand_ins.CUT)
+    assert check.few_steps("cait eval run", {"small": "DIR"}) == f"cait eval run {stand_ins.CUT}"
+    assert check.few_steps("cait eval run", {}) == "cait eval run"
+    assert check.few_steps(train, {"epochs": "3"}) == f"{train} {check.FEW_STEPS} 3"
+    with pytest.raises(ValueError, match="exit code 0"):
+        check.run("true", 2)
+    assert check.run("echo no; exit 2", 2) == "no\n"

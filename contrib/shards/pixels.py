@@ -6,9 +6,21 @@ from typing import Annotated, Any
 
 from PIL import ExifTags, Image
 
-from cait.data.reading import PUBLISHED, Reading, load_image, open_image, orientation
+from cait.data.dataset import Samples
+from cait.data.reading import (
+    PUBLISHED,
+    Reading,
+    load_image,
+    open_bytes,
+    open_image,
+    orientation,
+)
 from cait.errors import UserError
+from cait.extras.features import evenly
 from cait.settings import Group, In, PositiveInt, Settings, as_text
+
+LOOKED_AT = 5
+"""Training images that must all be planes for a set to count as one of planes."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,12 @@ class Pixels(Group):
         return {name: getattr(self, name) for name in names}
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError if a run with these settings would read other pixels from the files than the raw ones."""
+        """Raise UserError if a run with these settings would read other pixels from the whole files."""
+        if settings.get("reader"):
+            raise UserError(
+                f"the shards hold {self}, in RGB, and data.reader reads whole files: "
+                "make the shards again without --max_side and --raw"
+            )
         for name in ("exif_orientation", "background") if self.raw else ():
             stored, wanted = (
                 as_text(value).lower() for value in (getattr(self, name), settings[name])
@@ -57,6 +74,15 @@ class Pixels(Group):
                     f"the raw pixels of the shards are of {name} {stored}, the run has {wanted}: "
                     f"give --data.{name} {stored}, or make the shards again"
                 )
+
+    def check_set(self, samples: Samples) -> None:
+        """Raise UserError if the training images are planes of numbers, which would become RGB of 8 bits."""
+        indices = evenly(len(samples), LOOKED_AT)
+        if all(_is_deep(samples[index][0]) for index in indices):
+            raise UserError(
+                f"{samples.name(0)} and others have more than 8 bits a channel, which --max_side and --raw "
+                "would cut off: leave these out"
+            )
 
     def stored(self, data: bytes, name: str) -> bytes:
         """What is stored in place of an image file."""
@@ -93,6 +119,19 @@ class Pixels(Group):
             return size
         width, height = (max(1, round(side * self.max_side / longer)) for side in size)
         return width, height
+
+
+def _is_deep(raw: Any) -> bool:
+    """Whether a file has numbers of more than 8 bits, or is an array or a TIFF file that Pillow does not know."""
+    if isinstance(raw, Image.Image):
+        return False
+    with open_bytes(raw) as file:
+        data = file.read()
+    try:
+        with open_image(BytesIO(data)) as image:
+            return image.mode[:1] in "IF" or ";16" in str(getattr(image, "tile", ""))
+    except Exception:  # of many kinds, by Pillow's decoders
+        return data.startswith((b"\x93NUMPY", b"II", b"MM")) or data[128:132] == b"DICM"
 
 
 def as_png(image: Image.Image, name: str) -> bytes:

@@ -24,7 +24,8 @@ from contrib.shards.pixels import Pixels
 TABLE = "images.npz"
 CACHE = "data/cache"
 VERSION = 1
-SPLITS = ("train", "val")
+SPLITS = ("train", "val", "test")
+"""Not every data set has the last."""
 COLUMNS = ("labels", "starts", "sizes")
 """Of the table, besides the names and the places."""
 
@@ -106,7 +107,7 @@ class ShardSource:
         self.root = root_name(splits.root)
         self.shards = shards
         self.settings = settings or {}
-        self._asked = {"train": splits.train_split, "val": splits.val_split}
+        self._asked = {"train": splits.train_split, "val": splits.val_split, "test": "test"}
         self.place = Folder(self.root)
         if "://" in self.root:
             self.place = Bucket(
@@ -126,7 +127,8 @@ class ShardSource:
                     f"it is of version {index['version']}, this program reads version {VERSION}"
                 )
             index["pixels"] = Pixels(**index["pixels"]) if "pixels" in index else None
-            for split in SPLITS:
+            index["splits"] = [split for split in SPLITS if split != "test" or split in index]
+            for split in index["splits"]:
                 files = index[split]
                 files["table"] = Piece(f"{split}/{TABLE}", *files["table"])
                 files["chunks"] = [
@@ -142,7 +144,7 @@ class ShardSource:
 
     def verify(self) -> Iterator[str]:
         """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
-        for split in SPLITS:
+        for split in self.index["splits"]:
             files = self.index[split]
             for piece in (files["table"], *files["chunks"]):
                 try:
@@ -171,7 +173,10 @@ class ShardSource:
         """
         if self.index["pixels"]:
             self.index["pixels"].check(self.settings)
-        sizes = {split: [piece.size for piece in self.index[split]["chunks"]] for split in SPLITS}
+        sizes = {
+            split: [piece.size for piece in self.index[split]["chunks"]]
+            for split in self.index["splits"]
+        }
         windowed = self.shards.order == "windowed"
         needed = sum(map(sum, sizes.values()))
         what = "the chunks"
@@ -199,6 +204,11 @@ class ShardSource:
     @cached_property
     def val(self) -> ShardSamples:
         return self._samples("val")
+
+    @cached_property
+    def test(self) -> ShardSamples | None:
+        """The test split, if the data set has one."""
+        return self._samples("test") if "test" in self.index["splits"] else None
 
     def _samples(self, split: str) -> ShardSamples:
         chunks = self.index[split]["chunks"]

@@ -7,14 +7,19 @@ from typing import Any
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run.program import Program
+from cait.settings import Settings, names_in
 
 WHAT = """\
 Pack the images of a data set into chunks of LitData's format, to train from a folder or from S3. The bytes of the
 files are kept as they are, unless --max_side or --raw changes the training images. Killed, the same command goes on,
 and the files are the same."""
+NAMED = {"train": "training", "val": "validation", "test": "test"}
 NAMES = {
     "train_split": "train",
     "val_split": "val",
+    "val_list": None,
+    "labels": None,
+    "group_by": None,
     "data_dir": None,
     "input_key": "image",
     "target_key": "label",
@@ -29,7 +34,7 @@ def shards(arguments: list[str], program: Program) -> None:
     pixels = _pixels(asked)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from cait import cores
+    from cait import cores, plugins
     from cait.data import source
     from cait.extras.display import root_name
     from contrib.shards import writer
@@ -42,12 +47,22 @@ def shards(arguments: list[str], program: Program) -> None:
         else source.open_source(root, **settings)
     )
     opened.prepare()
+    _check_used(opened, root, settings)
+    sets = {"train": opened.train, "val": opened.val}
+    if "evaluation" in plugins.extras():  # which scores it
+        from cait.extras.evaluation.extra_sets import open_test
+
+        if test := open_test(opened):
+            sets["test"] = test.samples
+    if pixels:
+        pixels.check_set(opened.train)
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("", total=len(opened.train) + len(opened.val))
+        task = bar.add_task("", total=sum(map(len, sets.values())))
         for images in writer.make(
             opened,
+            sets,
             root_name(root),
-            {"train": asked.train_split, "val": asked.val_split},
+            {"train": asked.train_split, "val": asked.val_split, "test": "test"},
             asked.out,
             asked.images,
             cores.share(1) if asked.workers is None else asked.workers,
@@ -55,9 +70,26 @@ def shards(arguments: list[str], program: Program) -> None:
         ):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
-    print(
-        f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}"
-    )
+    counts = [f"{len(sets[split]):,} {NAMED[split]}" for split in sets]
+    print(f"{', '.join(counts[:-1])} and {counts[-1]} images, {size:,.1f} MB: {asked.out}")
+
+
+def _check_used(source: Any, root: str, settings: Settings) -> None:
+    """Raise UserError if the data set has no use for an option, or an image may have several classes."""
+    from cait import plugins
+    from cait.data.datamodule import DataSettings
+    from cait.data.folder import FolderSource
+
+    useless = {
+        *getattr(source, "without_use", FolderSource.divided_by),
+        *plugins.without_use(root, settings),
+        *(settings.keys() - {*names_in(DataSettings)}),
+    }
+    for name in sorted(useless & settings.keys()):
+        if settings[name] not in (NAMES.get(name), 0.1, False):
+            raise UserError(f"--{name} {settings[name]} does nothing for {root}: leave it out")
+    if getattr(source, "label_sets", None) is not None:
+        raise UserError(f"the images of {root} may have several classes, shards hold one for each")
 
 
 def _pixels(asked: Namespace) -> Any:

@@ -23,7 +23,7 @@ from cait.data.source import DataSource
 from cait.errors import UserError
 from contrib.shards import INDEX, PLAN
 from contrib.shards.pixels import Pixels, as_png
-from contrib.shards.source import COLUMNS, SPLITS, TABLE, VERSION, chunk_name
+from contrib.shards.source import COLUMNS, TABLE, VERSION, chunk_name
 
 SEED = 0
 """Seed of the order of training images in the chunks; each chunk is a random part of the set."""
@@ -51,6 +51,7 @@ Record = dict[str, Any]
 
 def make(
     source: DataSource,
+    sets: dict[str, Samples],
     root: str,
     splits: dict[str, str],
     out: Path,
@@ -67,12 +68,12 @@ def make(
 
     Args:
         source: a prepared source of the data set `root`, with which its images' names begin.
-        splits: what the source calls its sets, by "train" and "val".
+        sets: its images, by "train", "val" and maybe "test".
+        splits: what the source calls the sets.
         images: images in a chunk.
         workers: processes.
         pixels: how the training images are changed; those of validation never are, so scores stay what they were.
     """
-    sets = {"train": source.train, "val": source.val}
     names = {
         split: [os.fsencode(below(root, samples.name(index))) for index in range(len(samples))]
         for split, samples in sets.items()
@@ -80,9 +81,11 @@ def make(
     head: Record = {"class_names": source.class_names, "images_per_chunk": images}
     if pixels:
         head["pixels"] = pixels.used()
+    labels = getattr(source, "digest", b"")
     plan = json.dumps(
         {
             **head,
+            **({"labels": labels.hex()} if labels else {}),
             "splits": splits,
             "names": {
                 split: hashlib.sha256(b"\n".join(listed)).hexdigest()
@@ -92,9 +95,9 @@ def make(
     )
     content = {"version": VERSION, **head}
     with disk.file_lock(out.parent / f".{out.name}.lock"):
-        _start_writing(out, plan)
+        _start_writing(out, plan, sets)
         chunks = Chunks(sets, out, images, pixels)
-        records: dict[str, list[Record]] = {split: [] for split in SPLITS}
+        records: dict[str, list[Record]] = {split: [] for split in sets}
         for split, record in DataLoader(chunks, None, num_workers=workers, collate_fn=tuple):
             records[split].append(record)
             yield len(record["labels"])
@@ -113,7 +116,7 @@ def _write(path: Path, data: bytes) -> None:
         beside.write_bytes(data)
 
 
-def _start_writing(out: Path, plan: str) -> None:
+def _start_writing(out: Path, plan: str, splits: Iterable[str]) -> None:
     """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
     path = out / PLAN
     if path.is_file():
@@ -121,7 +124,7 @@ def _start_writing(out: Path, plan: str) -> None:
             raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder; name another one for the shards")
-    for split in SPLITS:
+    for split in splits:
         (out / split).mkdir(parents=True, exist_ok=True)
     disk.clear_scratch(out)
     _write(path, plan.encode())
@@ -135,13 +138,10 @@ class Chunks(Dataset[tuple[str, Record]]):
     ) -> None:
         self.sets = sets
         self.images = images
-        self.pixels = {"train": pixels, "val": None}
-        self.orders = {
-            "train": torch.randperm(
-                len(sets["train"]), generator=torch.Generator().manual_seed(SEED)
-            ).numpy(),
-            "val": np.arange(len(sets["val"])),
-        }
+        self.pixels = {"train": pixels}
+        self.orders = {split: np.arange(len(samples)) for split, samples in sets.items()}
+        generator = torch.Generator().manual_seed(SEED)
+        self.orders["train"] = torch.randperm(len(sets["train"]), generator=generator).numpy()
         """For each set, the images in the order in which they lie in the chunks."""
         self.paths = {
             split: [out / chunk_name(split, number) for number in range(-(-len(order) // images))]
@@ -162,7 +162,7 @@ class Chunks(Dataset[tuple[str, Record]]):
             return split, described(path.read_bytes())
         indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
         data = pack(
-            (encoded(self.sets[split], index, self.pixels[split]) for index in indices),
+            (encoded(self.sets[split], index, self.pixels.get(split)) for index in indices),
             len(indices),
         )
         try:

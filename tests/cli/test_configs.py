@@ -8,7 +8,10 @@ import yaml
 from harness import DEVICES, REPO, Cait, call, rows, slow
 from jsonargparse._loaders_dumpers import yaml_load
 
+from cait import signature
+from cait.cli.options import Line
 from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
 from cait.guards import configurations
 from cait.guards.configurations import is_overlay, without_absent
 from cait.settings import flatten, nested
@@ -142,6 +145,140 @@ def test_an_option_adds_to_the_list_of_a_file_that_comes_after_it(tmp_path: Path
         "DeviceStatsMonitor",
         "ModelSummary",
     ]
+
+
+def names_in(value: object) -> object:
+    """A list of classes by their names, with the arguments that the tests give them."""
+    if isinstance(value, list):
+        return [names_in(item) for item in value]
+    if not isinstance(value, dict) or "class_path" not in value:
+        return value
+    arguments = value.get("init_args", {})
+    given = arguments.get("names") or arguments.get("save_dir")
+    return [value["class_path"].rpartition(".")[2], given]
+
+
+LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "x"}}
+EVENTS = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "y"}}
+NAMED = "from lightning.pytorch import Callback\n\n\nclass Named(Callback):\n"
+NAMED += "    def __init__(self, names: list[str] | None = None) -> None: ...\n"
+LAYERS = {
+    "trainer.callbacks": [
+        {"callbacks": ["ModelSummary"]},
+        {"callbacks+": ["DeviceStatsMonitor"]},
+        {"callbacks+": {"class_path": "named.Named", "init_args": {"names": ["a"]}}},
+        {"callbacks+": "LearningRateMonitor"},
+    ],
+    "trainer.logger": [{"logger": LOGGER}, {"logger+": [EVENTS]}, {}, {"logger+": LOGGER}],
+    "trainer.plugins": [
+        {"plugins+": "TorchSyncBatchNorm"},
+        {},
+        {"plugins+": ["AsyncCheckpointIO"]},
+    ],
+    "data.augment_ops": [
+        {"augment_ops+": ["a:b"]},
+        {"augment_ops+": "c:d"},
+        {},
+        {"augment_ops+": ["e:f", "g:h"]},
+    ],
+}
+"""Of each setting what one file after the other says; the last is typed."""
+APPENDED = {
+    "trainer.callbacks": [
+        ["ModelSummary", None],
+        ["DeviceStatsMonitor", None],
+        ["Named", ["a"]],
+        ["LearningRateMonitor", None],
+    ],
+    "trainer.logger": [["CSVLogger", "x"], ["TensorBoardLogger", "y"], ["CSVLogger", "x"]],
+    "trainer.plugins": [["TorchSyncBatchNorm", None], ["AsyncCheckpointIO", None]],
+    "data.augment_ops": ["a:b", "c:d", "e:f", "g:h"],
+}
+
+
+@pytest.mark.parametrize("beside", ["digits", "paper", "run"])
+def test_a_plus_appends_to_what_the_layers_before_it_have(beside: str, tmp_path: Path) -> None:
+    """Of files, of a group's own file, of the command line; beside a row of the paper, and to a run's own settings."""
+    (tmp_path / "named.py").write_text(NAMED)
+    run = tmp_path / "logs/mine"
+    run.mkdir(parents=True)
+    files: list[dict] = [{}, {}, {}, {}]
+    for name, layers in LAYERS.items():
+        group = name.partition(".")[0]
+        for file, layer in zip(files, layers, strict=False):
+            file[group] = file.get(group, {}) | layer
+    for number, content in enumerate(files):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(content))
+    words = [f"--config={number}.yaml" for number in range(3)]
+    words += [f"--trainer={files[3]['trainer']}", '--data={augment_ops+: ["e:f"]}']
+    words += ["--data.augment_ops+=g:h"]
+    start = {
+        "digits": ["fit", "--config", str(DIGITS)],
+        "paper": ["fit", "--paper", "table1/layerscale-12"],
+        "run": ["resume", "mine"],
+    }
+    if beside == "run":
+        text = yaml.safe_dump(configurations.settings(DIGITS) | files[0])
+        (run / "config.yaml").write_text(signature.signed(text))
+        words.pop(0)
+    done = call(tmp_path, *start[beside], *words, "--print_config")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    config = flatten(yaml.safe_load(text[text.index("seed_everything") :]))
+    assert {name: names_in(config[name]) for name in LAYERS} == APPENDED
+    assert "left out" not in done.stderr
+
+
+def test_a_file_may_append_to_a_list_within_a_class(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text(NAMED)
+    for name, key in {"a": "names", "b": "names+"}.items():
+        settings = {"class_path": "named.Named", "init_args": {key: [name]}}
+        (tmp_path / f"{name}.yaml").write_text(
+            yaml.safe_dump({"trainer": {"callbacks": [settings]}})
+        )
+    more = ["--config=a.yaml", "--config=b.yaml", "--trainer.callbacks.names+=c"]
+    found = resolved(tmp_path, "fit", "--config", DIGITS, *more)["trainer"]["callbacks"]
+    assert names_in(found) == [["Named", ["a", "b", "c"]]]
+
+
+def test_what_a_later_layer_leaves_out_of_a_list_is_said(tmp_path: Path) -> None:
+    for number, settings in enumerate(
+        (
+            {
+                "trainer": {
+                    "callbacks": ["ModelSummary", "ModelSummary"],
+                    "plugins": "TorchSyncBatchNorm",
+                }
+            },
+            {"trainer": {"callbacks": ["ModelSummary"]}, "model": {"metrics": {"a": "x:y"}}},
+            {"trainer": {"plugins": "AsyncCheckpointIO"}, "model": {"metrics": {"b": "x:y"}}},
+        )
+    ):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(settings))
+    words = [*(f"--config={number}.yaml" for number in range(3)), "--data.augment_ops=[a:b]"]
+    done = call(tmp_path, "fit", "--config", str(DIGITS), *words, "--print_config")
+    assert [line for line in done.stderr.splitlines() if "left out" in line] == [
+        "left out of trainer.callbacks, which is given again: lightning.pytorch.callbacks.ModelSummary; "
+        "trainer.callbacks+ would append",
+        "left out of trainer.plugins, which is given again: lightning.pytorch.plugins.TorchSyncBatchNorm; "
+        "trainer.plugins+ would append",
+        "left out of model.metrics, which is given again: a",
+    ]
+
+
+def test_a_plus_names_the_setting_that_it_appends_to(tmp_path: Path) -> None:
+    """Whoever asks what is given, or leaves out what scoring does not need, finds it."""
+    file = tmp_path / "a.yaml"
+    file.write_text("{data: {augment_ops+: [a:b]}, trainer: {callbacks+: {class_path: X}}}")
+    line = Line("fit", [f"--config={file}"])
+    given = line.sources.given({"data": {"augment_ops": ["a:b"], "root": "x"}})
+    assert given == {"data.augment_ops": ["a:b"]}
+    assert line.sources.last(["trainer.callbacks"]) == 0
+    content = configurations.settings(file)
+    assert configurations.without_classes(content)["trainer"] == {}
+    assert without_absent(content, {"data", "trainer", "data.augment_ops"}) == (content, [])
+    with pytest.raises(UserError, match="callbacks is there twice"):
+        configurations.load("{callbacks: [A], callbacks+: [B]}", "it")
 
 
 def test_an_option_wins_over_the_file_of_a_group_that_comes_after_it(tmp_path: Path) -> None:

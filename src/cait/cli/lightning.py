@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from jsonargparse import ArgumentError, set_parsing_settings
+from jsonargparse import ArgumentError, Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -21,8 +21,9 @@ from cait.cli import noise
 from cait.cli.options import Line, settings_of
 from cait.cli.run_plan import RunPlan, SyncBatchNorms, plan_run, resolve_config
 from cait.data.datamodule import DataSettings, ImageNetDataModule
-from cait.errors import UserError, error_line
+from cait.errors import UserError, abbreviate, error_line
 from cait.guards import configurations, refusals
+from cait.guards.configurations import entries
 from cait.guards.run_lock import RunLock
 from cait.loops import accumulated, start_where_told
 from cait.run import rundir
@@ -36,6 +37,8 @@ RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 SUBCOMMANDS = {"fit": "fit", "eval": "validate"}
 """The verbs of LightningCLI that do the work of ours."""
+LISTS = {"trainer.callbacks", "trainer.logger", "trainer.plugins"}
+"""Settings that may be one class too, in place of a list."""
 
 
 class CaiTCLI(LightningCLI):
@@ -127,20 +130,25 @@ class CaiTCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         subcommand = self.subcommand
+        # the parser above it would not know the list that a `callbacks+` appends to
+        of_verb = self._parser(subcommand)
         line = self.line
         shown = [word for word in line.words if word.startswith("--print_config")]
         words = [word for word in line.words if word not in shown]
-        config = None
+        config = Namespace()
         try:
             for path, settings in line.layers:
-                config = parser.parse_object({subcommand: self._checked(path, settings)}, config)
-            config = parser.parse_args([subcommand, *words], config)
+                parsed = of_verb.parse_object(self._checked(path, settings), config)
+                config = _tell_replaced(config, parsed)
+            config = _tell_replaced(config, of_verb.parse_args(words, config))
             for step in line.steps:
-                settings = line.sources.given(config[subcommand].as_dict())
+                settings = line.sources.given(config.as_dict())
                 if added := step(settings):
                     line.layers.append((None, nested(added)))
-                    config = parser.parse_object({subcommand: nested(settings | added)}, config)
-            self.config = parser.parse_args([subcommand, *shown], config) if shown else config
+                    config = of_verb.parse_object(nested(settings | added), config)
+            self.config = Namespace({"subcommand": subcommand, subcommand: config})
+            if shown:
+                parser.parse_args([subcommand, *shown], self.config)
         except ArgumentError as error:
             raise UserError(refusals.explain(str(error), line.verb, self._known())) from error
         self.processes.follow_launcher(self.config[subcommand].trainer)
@@ -358,6 +366,19 @@ class CaiTCLI(LightningCLI):
                     f"leave out --data.{name}, which was {before[name]}, or start a new run"
                 )
         data.keep_held_out()
+
+
+def _tell_replaced(before: Namespace, after: Namespace) -> Namespace:
+    """Return `after`; say what a later file or option leaves out of a list or a dictionary, unless it empties it."""
+    for name, value in before.items(branches=True):
+        if isinstance(value, list | dict) or name in LISTS:
+            others = entries(after.get(name))
+            if others and (missing := [*(entries(value) - others).elements()]):
+                to_append = "" if isinstance(value, dict) else f"; {name}+ would append"
+                rank_zero_info(
+                    f"left out of {name}, which is given again: {abbreviate(missing)}{to_append}"
+                )
+    return after
 
 
 def _has(kind: type, objects: list[Any]) -> bool:

@@ -15,6 +15,7 @@ from cait.guards.configurations import (
     load_group,
     settings,
     typed,
+    without_plus,
 )
 from cait.plugins import Setting
 from cait.run import rundir
@@ -166,7 +167,7 @@ class Line:
     @property
     def sources(self) -> Sources:
         """Where its settings come from."""
-        return Sources([*({*flatten(layer)} for _, layer in self.layers), self.typed])
+        return Sources([*(without_plus(flatten(layer)) for _, layer in self.layers), self.typed])
 
     @property
     def typed(self) -> set[str]:

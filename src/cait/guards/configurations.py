@@ -16,7 +16,7 @@ import yaml
 from cait import CONFIGS, disk
 from cait.errors import UserError, did_you_mean, one_line, printable
 from cait.plain import DEEPEST, plain
-from cait.settings import Settings, flatten, is_in
+from cait.settings import Settings, flatten, is_in, listed
 
 MOST_BYTES = 1 << 20
 """Of a configuration."""
@@ -60,7 +60,20 @@ def load_group(text: str) -> Any:
 
 def typed(words: Iterable[str]) -> set[str]:
     """The names of the options among the words of a command line."""
-    return {word[2:].partition("=")[0].rstrip("+") for word in words if word.startswith("--")}
+    return without_plus(word[2:].partition("=")[0] for word in words if word.startswith("--"))
+
+
+def without_plus(names: Iterable[str]) -> set[str]:
+    """The settings that are named: `trainer.callbacks+` appends to `trainer.callbacks`."""
+    return {name.replace("+", "") for name in names}
+
+
+def entries(value: Any) -> Counter[str]:
+    """What a list of names or classes, or a dictionary has in it, as the parser gives it."""
+    if isinstance(value, dict):
+        return Counter(value.keys())
+    names = [getattr(item, "class_path", item) for item in listed(value)]
+    return Counter(name for name in names if isinstance(name, str))
 
 
 @dataclass(frozen=True)
@@ -88,11 +101,8 @@ class Sources:
 
 def recipe(layers: Iterable[Layer]) -> str:
     """The name of the last file that is no overlay; empty if there is none."""
-    name = ""
-    for path, content in layers:
-        if path and not is_overlay(path, content):
-            name = path.stem
-    return name
+    names = [path.stem for path, content in layers if path and not is_overlay(path, content)]
+    return names[-1] if names else ""
 
 
 def check_run_name(name: str) -> None:
@@ -147,7 +157,7 @@ def without_absent(config: Settings, known: Collection[str]) -> tuple[Settings, 
             kept[group] = {
                 key: value
                 for key, value in kept[group].items()
-                if f"{group}.{key}" in known or (group == "model" and value)
+                if f"{group}.{key}".rstrip("+") in known or (group == "model" and value)
             }
     remaining = flatten(kept)
     left_out = [
@@ -163,7 +173,7 @@ def without_classes(config: Settings) -> Settings:
     trainer = config.get("trainer")
     if not isinstance(trainer, dict):
         return config
-    values = {name: value for name, value in trainer.items() if name not in CLASSES}
+    values = {name: value for name, value in trainer.items() if name.rstrip("+") not in CLASSES}
     for name in WORDS:
         if "." in str(values.get(name)):
             del values[name]
@@ -174,11 +184,13 @@ class Loader(yaml.CSafeLoader):
     """Builds plain values alone, and refuses a key that is there twice: YAML would keep only the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        counts = Counter(names)
-        twice = [name for name in names if counts[name] > 1]
-        if twice:
-            raise _refused(f"{twice[0]} is there twice", node)
+        # one value would be lost beside its `key+` too
+        names = Counter(
+            key.value.removesuffix("+") for key, _ in node.value if isinstance(key, yaml.ScalarNode)
+        )
+        for name, times in names.most_common(1):
+            if times > 1:
+                raise _refused(f"{name} is there twice", node)
         return super().construct_mapping(node, deep)
 
 

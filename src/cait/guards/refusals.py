@@ -120,9 +120,9 @@ def is_of_restoring(error: BaseException) -> bool:
 def explain(message: str, verb: str, known: list[str]) -> str:
     """jsonargparse's message of many lines in one. `known` has every setting of the verb, as "model.lr"."""
     if unknown := re.search(
-        r"(?:unrecognized arguments: -*|does not accept option ')([^\s=']+)", message
+        r"unrecognized arguments: -*([^\s=]+)|(?:Group '(\w+)' .*o|^O)ption '([^\s']+)'", message
     ):
-        return _explain_unknown(unknown[1], verb, known)
+        return _explain_unknown(".".join(filter(None, unknown.groups())), verb, known)
     if linked := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', message):
         reason = configurations.LINKED.get(linked[1], "it follows another setting")
         return f"{linked[1]} cannot be set: {reason}"

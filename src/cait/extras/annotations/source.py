@@ -40,6 +40,8 @@ class Row(NamedTuple):
     split: int
     group: str
     """Empty if the file has no such column."""
+    cell: str
+    """The path as the file has it."""
 
 
 class AnnotatedSource(FolderSource):
@@ -243,9 +245,15 @@ def read_table(file: Path, root: Path, several: bool) -> Images:
     Raises UserError if it cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
     """
     where = f"--data.labels {file}"
-    rows = sorted(_read_rows(file, where, root, several), key=attrgetter("path"))
+    rows = [*_read_rows(file, where, root, several)]
     if not rows:
         raise UserError(f"{where} has no rows")
+    # `cait predict` writes paths from the working directory on
+    absent = {*_missing([row.path for row in rows], root)}
+    rows = [
+        row._replace(path=_from_here(root, row.cell)) if row.path in absent else row for row in rows
+    ]
+    rows.sort(key=attrgetter("path"))
     times = Counter(row.path for row in rows)
     if twice := [f"{path} ({count} times)" for path, count in times.items() if count > 1]:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
@@ -281,6 +289,18 @@ def _missing(paths: Iterable[str], root: Path) -> list[str]:
     return [path for path in paths if os.path.basename(path) not in files_in(os.path.dirname(path))]
 
 
+def _from_here(root: Path, path: str) -> str:
+    """The part below `root` of a path from the working directory on; the path itself if no file is there."""
+    if not os.path.isfile(path):
+        return path
+    relative = os.path.relpath(path, root)
+    if relative.startswith(os.pardir):  # a link may lead to the root
+        folder, name = os.path.split(path)
+        folder = os.path.relpath(os.path.realpath(folder), os.path.realpath(root))
+        relative = os.path.normpath(os.path.join(folder, name))
+    return relative
+
+
 def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Row]:
     for line, row in disk.read_csv(file, where):
         name = "label" if "label" in row else "class"  # as in the tables of `cait predict`
@@ -291,6 +311,10 @@ def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Ro
             for column in ("path", name, "split", "group")
             if column in row
         }
+        if (
+            row.get("error") and not cells[name]
+        ):  # of `cait predict`, which could not read the image
+            continue
         if empty := [column for column, cell in cells.items() if not cell]:
             raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
         split = SPLITS.get(cells.get("split", "train").lower())
@@ -302,7 +326,11 @@ def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Ro
         if several:
             label = PARTING.join(sorted({*split_label(label)})) or PARTING
         yield Row(
-            spelled(root, below_root(root, cells["path"])), label, split, cells.get("group", "")
+            spelled(root, below_root(root, cells["path"])),
+            label,
+            split,
+            cells.get("group", ""),
+            cells["path"],
         )
 
 

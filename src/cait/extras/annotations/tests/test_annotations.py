@@ -6,7 +6,9 @@ import os
 import shutil
 import unicodedata
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from cait.cli import main
 from cait.cli.loading import load as cait_load
+from cait.cli.predict import _csv
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.data.table import write_held_out
@@ -233,6 +236,41 @@ def test_a_table_may_name_files_that_are_no_text(tmp_path: Path) -> None:
     source = open_source(str(tmp_path), labels=str(tmp_path / "t.csv"))
     assert sorted(below([*source.train, *source.val], str(tmp_path))) == names
     assert len(source.digest) == 32
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    "typed", ["data/digits", "./data/../data/digits", "{here}/data/digits", "{real}", "link", ""]
+)
+def test_what_predict_writes_is_a_table_of_labels(
+    typed: str, several: bool, here: Path, digits_root: Path
+) -> None:
+    """Whatever the images were called; with some beside the root, and one that could not be read."""
+    root = Path("data/digits")
+    if not Path("link").exists():
+        Path("link").symlink_to(root.resolve(), target_is_directory=True)
+        shutil.copytree(root / "val/0", "new/zero")
+    folder = typed.format(here=here, real=digits_root.resolve())
+    others = sorted(str(path) for path in Path("new").rglob("*.png"))
+    paths = [os.path.join(folder, path) for path in images()[:400:40]] + others[:3]
+    rows: list[dict] = [
+        {"path": path, "predictions": [{"class": name, "probability": 0.75} for name in names]}
+        for path, names in zip(
+            paths, cycle([["even"], ["odd", "three"][: 1 + several]]), strict=False
+        )
+    ]
+    rows.append({"path": f"{folder}/none.png", "error": "it is no image"})
+    task = SimpleNamespace(several=several)
+    with open("corrected.csv", "w", newline="") as file:
+        loaded = SimpleNamespace(task=task, class_names=["even", "odd", "three"])
+        _csv(file, iter(rows), paths, loaded, None)  # type: ignore[arg-type]
+    source = open_source(str(root), labels="corrected.csv", multi_label=several)
+    assert source.class_names == ["even", "odd", "three"][: 2 + several]
+    used = [path for path, _ in (*source.train, *source.val)]
+    assert sorted(map(os.path.realpath, used)) == sorted(
+        os.path.realpath(path if path.startswith("new") else root / path[len(folder) :].lstrip("/"))
+        for path in paths
+    )
 
 
 ONE, TWO, THREE = "train/0/0000.png", "train/1/0001.png", "train/2/0002.png"
