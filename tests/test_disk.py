@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -118,6 +119,17 @@ def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
             disk.check_output(place)
     disk.check_output(tmp_path / "new/file")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_a_killed_process_has_half_written_goes_before_the_next_writes(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    gone, ours = (tmp_path / f".a*.csv.{pid}.tmp" for pid in (ended.pid, os.getpid()))
+    others = [tmp_path / f".b.csv.{ended.pid}.tmp", tmp_path / ".a*.csv.99999999999999999999.tmp"]
+    for path in (gone, ours, *others):
+        path.touch()
+    disk.check_output(tmp_path / "a*.csv", is_new=True)
+    assert sorted(tmp_path.iterdir()) == sorted([ours, *others])
 
 
 def test_one_process_at_a_time_and_who_waits_says_so(

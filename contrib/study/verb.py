@@ -87,6 +87,9 @@ class StudyRuns:
     program: Program
     stopped: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
     def check(self, wanted: Iterable[StudyRun]) -> None:
         """Raise UserError if one was trained with other settings, to its end or not."""
         for run in wanted:
@@ -111,7 +114,7 @@ class StudyRuns:
         """
         folder = self.folder / run.name
         settings = self.grid.arguments(run)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # in the study's, which may have been moved away
         disk.write_json(folder / RESULT, {"settings": settings})
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 import optuna
 from filelock import Timeout
 from optuna import Study, Trial
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from cait.disk import acquire_lock, file_lock
@@ -15,6 +16,7 @@ from cait.errors import DISK_FULL, UserError
 from cait.extras import curves
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import Settings
 from contrib.runner import failure, train_run
 from contrib.sweep.search_space import SearchSpace
 
@@ -47,6 +49,7 @@ class Sweep:
         self.program = program
         with file_lock(folder / LOCK):
             self.study = self._open()
+        self.guard = rundir.FolderGuard(folder)
 
     def _open(self) -> Study:
         search = self.search
@@ -89,6 +92,7 @@ class Sweep:
 
     def next_trial(self) -> Trial | None:
         """A trial of an interrupted sweep, or a new one. Until the next call no other process trains it."""
+        self.guard.check()
         with file_lock(self.folder / LOCK):
             trials = self.study.get_trials(deepcopy=False)
             for trial in trials:
@@ -119,14 +123,18 @@ class Sweep:
         Raises UserError if `fit` has refused the trial before any trial began, or the disk is full.
         """
         folder = trial_folder(self.folder, trial.number)
-        with file_lock(folder / rundir.LOCK):
-            pass  # a sweep that is killed may leave its trial training
+        # a sweep that is killed may leave its trial training, also in the folder of its race
+        for pattern in (rundir.LOCK, f"*/{rundir.LOCK}", rundir.LOCK):
+            for lock in folder.glob(pattern):
+                with file_lock(lock):
+                    pass
         status = train_run(
             self.program,
             folder,
-            self.search.arguments(trial.params),
+            self.search.arguments(self._params(trial)),
             is_enough=lambda: self.prunes(trial),
         )
+        self.guard.check()
         if status is None or self.prunes(trial):
             return None, TrialState.PRUNED
         cause = failure(folder, status) if status else ""
@@ -141,6 +149,17 @@ class Sweep:
             trial.set_user_attr(CAUSE, cause)
             return None, TrialState.FAIL
         return (max if self.search.is_max else min)(values), TrialState.COMPLETE
+
+    def _params(self, trial: Trial) -> Settings:
+        """The values of a trial. Raises UserError if the study, a file, has any that the space does not have."""
+        axes = self.search.axes
+        for name, value in trial.params.items():
+            if name not in axes or not _is_on(axes[name], value):
+                raise UserError(
+                    f"{self.folder / STUDY}: trial {trial.number} has {name} {value!r}, which {self.search.path} "
+                    "does not have; give another `name:`"
+                )
+        return trial.params
 
     def prunes(self, trial: Trial) -> bool:
         """Report the validations that a trial's run has logged by now, and say whether the pruner stops the trial.
@@ -173,6 +192,14 @@ class Sweep:
                 sign * (trial.value or 0.0),
             ),
         )
+
+
+def _is_on(axis: BaseDistribution, value: object) -> bool:
+    """Whether an axis of the space has this value."""
+    try:
+        return axis._contains(axis.to_internal_repr(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def in_words(trial: FrozenTrial, metric: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import glob
 import json
 import os
 import shutil
@@ -136,6 +137,19 @@ def check_output(path: Path, folder: bool = False, is_new: bool = False) -> None
         raise UserError(
             f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written"
         ) from error
+    if not folder:
+        _clear_killed(path)
+
+
+def _clear_killed(path: Path) -> None:
+    """Remove what processes of this machine that were killed have half written for this file."""
+    for beside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        try:
+            os.kill(int(beside.name.split(".")[-2]), 0)
+        except ProcessLookupError:
+            beside.unlink(missing_ok=True)
+        except (ValueError, OSError, OverflowError):
+            continue
 
 
 def scratch(path: Path) -> Path:

@@ -163,18 +163,21 @@ def to_install(packages: str) -> str:
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own files that led to an error, as "my_net.py:12"; empty if there is none.
 
-    A UserError is about a setting, wherever it was raised: only its cause counts.
+    A UserError is about a setting, wherever it was raised: only its cause counts. An error may have a line as an
+    attribute, if its traceback does not lead there.
     """
+    if line := getattr(error, "line_of_user", ""):
+        return str(line)
     if not isinstance(error, UserError):
         for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
             path = frame.f_code.co_filename
-            if _is_own(path):
+            if is_own(path):
                 return f"{path.removeprefix(os.path.join(os.getcwd(), ''))}:{number}"
     cause = error.__cause__ if error.__suppress_context__ else error.__context__
     return own_line(cause) if cause else ""
 
 
-def _is_own(path: str) -> bool:
+def is_own(path: str) -> bool:
     """Whether a file of Python code is the user's own; compiled code has other names, as numpy/random/mtrand.pyx."""
     is_library = path.startswith(LIBRARIES) or not PACKAGES.isdisjoint(Path(path).parts)
     return path.endswith(".py") and not is_library

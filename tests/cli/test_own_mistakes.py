@@ -60,6 +60,12 @@ def loss():
         return logits.mean()
     return call
 
+def nan():
+    def call(logits, targets):
+        zero = 0 * logits  # to which the root below sends a gradient of infinity
+        return zero.mean().sqrt()
+    return call
+
 class Mine(Metric):
     def __init__(self, num_classes):
         super().__init__()
@@ -177,6 +183,13 @@ def test_of_a_loaders_process_the_traceback_is_shown_as_torch_gives_it(
     assert WORDS[error] in shown.splitlines()[-1]
 
 
+def test_the_line_that_made_a_nan_is_named(run: Run) -> None:
+    """Torch raises in the backward pass, where no frame is the user's."""
+    shown = run("", "", "--model.loss=mine:nan", "--trainer.detect_anomaly=true")
+    line = next(n for n, text in enumerate(MINE.splitlines(), 1) if "zero = 0" in text)
+    assert f"(mine.py:{line})" in shown.splitlines()[-1]
+
+
 def test_the_last_line_says_how_to_continue(run: Run) -> None:
     shown = run(
         "hook after a save", "key", *CALLBACK, "--save_every_n_steps=1", "--trainer.max_steps=3"
@@ -190,7 +203,7 @@ def test_a_fault_of_ours_keeps_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cait.plugins.Verb.load", lambda _: lambda *_: {}["missing"])
-    monkeypatch.setattr("cait.errors._is_own", lambda path: False)  # this file
+    monkeypatch.setattr("cait.errors.is_own", lambda path: False)  # this file
     with pytest.raises(SystemExit) as stop:
         main(["eval"])
     assert stop.value.code == 1

@@ -242,6 +242,10 @@ UNVALIDATED = ["--trainer.limit_val_batches=0"]
             "--trainer.callbacks ModelCheckpoint: checkpoints are written to a disk, not to s3://bucket/x",
         ),
         (
+            ["--trainer.barebones=true"],
+            "--trainer.barebones true: a run would not log and save; leave it out",
+        ),
+        (
             ["--trainer.default_root_dir=s3://bucket/runs"],
             "--trainer.default_root_dir s3://bucket/runs: a run is on a disk; copy it from there",
         ),

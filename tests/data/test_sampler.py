@@ -1,5 +1,8 @@
 """The order of a run against torch's and timm's samplers; its random streams, whatever the workers and restarts."""
 
+import multiprocessing
+import os
+import resource
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
 from cait import seeds
-from cait.data.loader import Loader, ShardSampler, TrainBatchSampler
+from cait.data.loader import Loader, ShardSampler, TrainBatchSampler, worker_start
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,26 @@ def test_spawned_workers_give_the_same_pixels(
     assert all(
         torch.equal(a, b) for a, b in zip(whole, batches(digits_root, 1, count=2), strict=True)
     )
+
+
+@pytest.mark.parametrize("most", range(4, 15, 2))
+def test_too_few_open_files_end_the_workers_that_have_started(most: int) -> None:
+    """They ignore signals, so Python would wait for them at its end. With enough files all batches come."""
+    images = [torch.zeros(1)] * 8
+    loader = Loader(images, batch_size=1, **worker_start(3, under_trainer=True))
+    before = {*multiprocessing.active_children()}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = os.dup(0)
+    os.close(used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + most, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for worker in {*multiprocessing.active_children()} - before:
+        worker.join(10)
+        assert not worker.is_alive()
 
 
 @pytest.mark.parametrize(

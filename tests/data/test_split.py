@@ -95,6 +95,10 @@ def test_a_run_validates_on_what_it_has_held_out(
             "training pictures was 108, is 168; to continue anyway add --data.check_resume false",
         ),
         (
+            [*more, "--trainer.gradient_clip_algorithm=norm"],
+            "--trainer.gradient_clip_algorithm norm does nothing without a gradient_clip_val",
+        ),
+        (
             [*more, "--data.val_fraction=0.5", "--data.check_resume=false"],
             "leave out --data.val_fraction, which was",
         ),

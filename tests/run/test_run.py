@@ -3,6 +3,7 @@
 import csv
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ import pytest
 import torch
 from harness import DEVICES, REPO, SMALL, Cait
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import Precision, TransformerEnginePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.loggers import CSVLogger
 from modules import loader, module, trainer
 
 from cait import ckpt
@@ -89,6 +90,26 @@ def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
         BestCheckpoint(tmp_path, "val/answer")
 
 
+@pytest.mark.parametrize("file", ["whole", "damaged", "gone"])
+def test_a_best_checkpoint_is_kept_as_long_as_its_file_is_whole(file: str, tmp_path: Path) -> None:
+    callback = BestCheckpoint(tmp_path, "val/acc1")
+    fit = trainer(max_epochs=1, callbacks=[callback], enable_checkpointing=True)
+    fit.fit(module(), loader(), loader(8))
+    assert callback.best_model_score is not None
+    state = callback.state_dict()
+    path = tmp_path / "best.ckpt"
+    if file == "damaged":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif file == "gone":
+        path.unlink()
+    again = BestCheckpoint(tmp_path, "val/acc1")
+    again.load_state_dict(state)
+    assert again.best_model_score == (callback.best_model_score if file == "whole" else None)
+    assert again.best_k_models.keys() == ({str(path)} if file == "whole" else set())
+
+
 @pytest.mark.parametrize(
     ("values", "mode", "best"),
     [
@@ -142,6 +163,23 @@ def test_rows_before_the_checkpoint_are_kept_even_of_a_torn_file(torn: str, tmp_
     (tmp_path / "metrics.csv").write_text("\ufeff" + WHOLE.replace(",", ";") + torn, newline="")
     _ = RunCSVLogger(tmp_path, first_step=3).experiment
     assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no metrics of the steps before 3 are kept: "),
+        (b"\xff\xfe\n", "no metrics of the steps before 3 are kept: "),
+        (f"{WHOLE}a line,of something,else,and more\n".encode(), "1 lines are no rows"),
+    ],
+)
+def test_a_resume_says_which_rows_are_lost(
+    content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "metrics.csv").write_bytes(content)
+    _ = RunCSVLogger(tmp_path, first_step=3).experiment
+    assert said in capsys.readouterr().err
 
 
 def test_a_crash_in_rewriting_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,3 +304,104 @@ def test_a_precision_that_no_checkpoint_holds_is_refused() -> None:
         check_strategy(fit, SimpleNamespace(strategy="auto"))
     fit.precision_plugin = Precision()
     check_strategy(fit, SimpleNamespace(strategy="auto"))
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "setup",
+        "on_train_start",
+        "on_train_batch_end",
+        "on_validation_end",
+        "on_train_end",
+        "teardown",
+    ],
+)
+def test_a_folder_that_has_gone_ends_the_run_and_is_not_made_again(
+    hook: str, how: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--model.fields.depth=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
+    small += ["--trainer.max_epochs=2", "--trainer.limit_val_batches=1"]
+    small += [f"--run_name={hook}-{how}"]
+    lost = ["--trainer.callbacks+=recorder.LosesFolder", f"--trainer.callbacks.hook={hook}"]
+    run = here / "logs" / f"{hook}-{how}"
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, *small, *lost, f"--trainer.callbacks.how={how}"])
+    said = capfd.readouterr()
+    assert stop.value.code == 2, said.err
+    assert f"the folder logs/{run.name} was moved or removed" in said.err.splitlines()[-1]
+    assert "cait resume" not in said.out + said.err
+    assert "cait eval" not in said.out
+    assert "Traceback" not in said.err
+    left = {str(path.relative_to(run)): path for path in run.rglob("*") if path.is_file()}
+    if how == "moved":
+        assert not run.exists()
+    else:
+        assert left.keys() == {"checkpoints/last.ckpt", "metrics.csv", ".finished"}
+        assert left["metrics.csv"].read_text() == "of another run"
+        assert left["checkpoints/last.ckpt"].read_text() == "of another run"
+
+
+@pytest.mark.parametrize(
+    ("root", "folder"),
+    [
+        ("photos", "photos"),
+        ("photos", "photos/train"),
+        ("photos", "photos/train/7"),
+        ("photos", "photos/val/7/inner"),
+        ("photos/train", "photos"),
+        ("photos/train", "."),
+        ("photos/train", "photos/train/val"),
+        ("photos/train", "photos/train/Train/deep"),
+        ("link", "photos"),
+        ("photos/train", "elsewhere"),
+    ],
+)
+def test_a_new_run_lies_apart_from_images(
+    root: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digits_root: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its folder would hide a class, or be read as one."""
+    place = tmp_path / "place"
+    for split in ("train", "val"):
+        for label in "78":
+            (inner := place / "photos" / split / label).mkdir(parents=True)
+            for path in sorted((digits_root / split / label).iterdir())[:3]:
+                shutil.copy(path, inner)
+    shutil.copytree(place / "photos/val", place / "elsewhere")
+    (place / "link").symlink_to("photos")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    before = sorted(place.rglob("*"))
+    run = (place / folder).resolve()
+    data = [f"--data.root={root}", "--data.batch_size=2", "--data.val_fraction=0.3"]
+    where = [f"--trainer.default_root_dir={os.path.relpath(run.parent)}", f"--run_name={run.name}"]
+    for step in ("--print_plan", "--trainer.max_epochs=1"):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", *SMALL, *data, *where, step])
+        assert stop.value.code == 2
+        line = capfd.readouterr().err.splitlines()[-1]
+        assert "is where images are, or would be read with them" in line
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_start_that_failed_may_be_repeated_where_it_has_drawn(
+    here: Path, digits_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also below the images, where no class and no split would be."""
+    for label in "78":
+        shutil.copytree(digits_root / "val" / label, here / "set" / label)
+    (run := here / "set/results/train").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / ".lock").touch()
+    shutil.copy(next((digits_root / "val/7").iterdir()), run)
+    where = ["--trainer.default_root_dir=set/results", "--run_name=train", "--print_plan"]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, "--data.root=set", "--data.batch_size=2", *where])
+    assert stop.value.code == 0
+    assert "set/results/train" in capfd.readouterr().out

@@ -143,3 +143,23 @@ class FailsTwice(Callback):
 
     def on_exception(self, *_: object) -> None:
         raise OSError(28, "No space left on device")
+
+
+class LosesFolder(Callback):
+    """Somebody moves the run's folder away in this hook, or also starts another run in its place."""
+
+    def __init__(self, hook: str, how: str) -> None:
+        self.how = how
+        setattr(self, hook, self.lose)
+
+    def lose(self, trainer: Trainer, *_: object, **__: object) -> None:
+        folder = Path(trainer.default_root_dir)
+        moved = folder.with_name(f"moved-{folder.name}")
+        if moved.exists():
+            return
+        folder.rename(moved)
+        if self.how == "replaced":
+            (folder / "checkpoints").mkdir(parents=True)
+            (folder / "checkpoints/last.ckpt").write_text("of another run")
+            (folder / "metrics.csv").write_text("of another run")
+            (folder / ".finished").touch()

@@ -316,3 +316,11 @@ def test_bad_input_is_told_in_one_line(
     assert words in told
     assert told.count("\n") == 1
     assert not Path("logs").exists()
+
+
+def test_a_folder_that_has_gone_is_not_made_again(grid_file: Path, tmp_path: Path) -> None:
+    runs = StudyRuns(Grid(grid_file, "two"), tmp_path / "study", 1, Program())
+    runs.folder.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="study"):
+        runs.train(runs.grid.runs[0])
+    assert not runs.folder.exists()

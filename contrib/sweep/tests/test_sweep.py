@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from cait.errors import UserError
@@ -133,6 +136,50 @@ def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials of another space than .*space\.yaml"):
         sweep()
+
+
+def test_a_folder_that_has_gone_is_not_made_again(tmp_path: Path) -> None:
+    (folder := tmp_path / "sweep").mkdir()
+    sweep = trials.Sweep(SearchSpace(write(tmp_path)), folder, Program())
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="was moved or removed"):
+        sweep.next_trial()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("trainer.callbacks", "os.system"), ("data.mixup", "0.3"), ("model.lr", 1.0)],
+)
+def test_a_study_of_somebody_else_gives_a_trial_no_setting_beyond_the_space(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    sweep = trials.Sweep(SearchSpace(write(tmp_path)), tmp_path, Program())
+    is_number = isinstance(value, float)
+    axis = FloatDistribution(value, value) if is_number else CategoricalDistribution([value])
+    trial = sweep.study.ask({name: axis})
+    with pytest.raises(UserError, match=f"trial 0 has {name} .* which .*space.yaml does not have"):
+        sweep._train(trial)
+
+
+def test_a_trial_waits_for_the_race_that_a_killed_sweep_has_left(tmp_path: Path) -> None:
+    sweep = trials.Sweep(SearchSpace(write(tmp_path)), tmp_path, Program())
+    trial = sweep.next_trial()
+    (inner := tmp_path / "trial-000/scratch").mkdir()
+    waited: list[str] = []
+
+    @contextmanager
+    def waits(path: Path) -> Iterator[None]:
+        waited.append(str(path.relative_to(tmp_path)))
+        yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "file_lock", waits)
+        patch.setattr(trials, "train_run", lambda *_, **__: None)
+        (inner / ".lock").touch()
+        (inner.parent / ".lock").touch()
+        sweep._train(trial)
+    assert waited == ["trial-000/.lock", "trial-000/scratch/.lock", "trial-000/.lock"]
 
 
 def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class CaiTCLI(LightningCLI):
 
     subcommand: Any
     lock: RunLock | None = None
-    unused: refusals.Unused | None = None
+    unused: refusals.Unused
     checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
@@ -166,13 +166,12 @@ class CaiTCLI(LightningCLI):
             raise UserError(
                 "--weights_only false: checkpoints hold plain values alone; leave it out"
             )
-        if config.ckpt_path is None:
-            self.unused = refusals.Unused(
-                config, self._parser("fit").get_defaults(), self.line.sources
-            )
-            self.unused.check(self.rules)
-            if self.program.module is None and self.program.data is None:
-                self.unused.check(refusals.LEAST)
+        typed = None if config.ckpt_path is None else self.line.typed
+        defaults = self._parser("fit").get_defaults()
+        self.unused = refusals.Unused(config, defaults, self.line.sources, typed)
+        self.unused.check(self.rules)
+        if self.program.module is None and self.program.data is None:
+            self.unused.check(refusals.LEAST)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -259,13 +258,15 @@ class CaiTCLI(LightningCLI):
         is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # set from the launcher's variables
         if self.config.fit.trainer.fast_dev_run or not is_first:
             return folder
-        if not self.prints_plan:
-            self.lock = RunLock(folder)
         checkpoints = folder / rundir.CHECKPOINTS
         # maybe from elsewhere
         resumes = any(path == folder / rundir.CONFIG for path, _ in self.line.layers)
-        goes_on = start and (resumes or _is_in(checkpoints, start))
-        if rundir.checkpoints(checkpoints) and not goes_on:
+        goes_on = resumes or (start and _is_in(checkpoints, start))
+        if not goes_on:
+            refusals.check_folder(folder, self.datamodule)
+        if not self.prints_plan:
+            self.lock = RunLock(folder)
+        if rundir.checkpoints(checkpoints) and not (start and goes_on):
             resume = self.program.command("resume", folder)
             raise UserError(
                 f"{folder} holds a run: go on with `{resume}` or give another --run_name"
@@ -297,9 +298,8 @@ class CaiTCLI(LightningCLI):
         start_where_told(trainer)
         refusals.check_strategy(trainer, settings)
         refusals.check_processes(trainer, self.processes.started())
-        if self.unused is not None:
-            self.unused.check_made(self.model.model, self.datamodule.source, trainer.strategy)
         if self.subcommand == "fit":
+            self.unused.check_made(self.model.model, self.datamodule.source, trainer.strategy)
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * accumulated(trainer, 0)
             refusals.check_rates(self.model.settings, images)
@@ -346,12 +346,17 @@ class CaiTCLI(LightningCLI):
         try:
             self.trainer.fit(*args, **kwargs)
         except BaseException as error:
-            if any(callback.has_begun for callback in LastCheckpoint.among(self.trainer)):
+            has_begun = any(callback.has_begun for callback in LastCheckpoint.among(self.trainer))
+            is_gone = self.lock.guard.is_gone() if self.lock else not self.run_dir.is_dir()
+            if has_begun and not is_gone:
                 error.add_note(f"to continue: {self.program.command('resume', self.run_dir)}")
             # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
+            # of what writes there
+            if self.lock and isinstance(error, OSError | RuntimeError):
+                self.lock.guard.check()
             raise
 
     def _keep_held_out(self) -> None:

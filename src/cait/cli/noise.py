@@ -20,6 +20,7 @@ WARNINGS = (
     r".*LeafSpec.* is deprecated",
     r".*does not have many workers",
     r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronized them
+    "The `srun` command is available",  # what srun must start is known before, see `Processes.cluster`
     r"Checkpoint directory .* exists and is not empty",
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r".*number of training batches .* is smaller than the logging interval",

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -153,6 +154,9 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     output.parent.mkdir(parents=True, exist_ok=True)
+    # an exit removes what is half written
+    with contextlib.suppress(ValueError):  # signals are for the main thread
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with disk.atomic_write(output) as beside, beside.open("w", **disk.TABLE) as file:
         yield file
 

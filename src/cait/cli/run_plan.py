@@ -25,8 +25,9 @@ from cait.train.metrics import known_mode, metric_of_best
 class SaveConfig(Callback):
     """Write config.yaml, signed, when training begins: a command that is refused earlier leaves the file alone."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, folder: Path) -> None:
         self.text = text
+        self.guard = rundir.FolderGuard(folder)
         lost = re.search(".*Unable to serialize instance.*", text)
         if lost:  # a resumed run could not read it back
             raise UserError(
@@ -40,7 +41,8 @@ class SaveConfig(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            with disk.atomic_write(Path(trainer.default_root_dir) / rundir.CONFIG) as beside:
+            self.guard.check()
+            with disk.atomic_write(self.guard.folder / rundir.CONFIG) as beside:
                 beside.write_text(signature.signed(self.text))
 
 
@@ -103,7 +105,7 @@ def plan_run(run: plugins.Run, text: str, trainer_plugins: list[Any]) -> RunPlan
     )
     saves = settings.enable_checkpointing is not False and not settings.fast_dev_run
     if saves:
-        trainer_plugins = [*trainer_plugins, DurableCheckpointIO()]
+        trainer_plugins = [*trainer_plugins, DurableCheckpointIO(run.folder)]
     log_every = settings.log_every_n_steps
     if settings.max_steps > 0:  # a trial of a few steps logs metrics too
         log_every = min(log_every or 50, settings.max_steps)
@@ -133,7 +135,7 @@ def _callbacks(run: plugins.Run, text: str, best_mode: str, saves: bool) -> Plan
         "--trainer.callbacks": listed(run.trainer.callbacks),
         "before extras write to the run's folder": []
         if run.trainer.fast_dev_run
-        else [SaveConfig(text)],
+        else [SaveConfig(text, run.folder)],
         "an extra: how a step is computed": plugins.step_callbacks(run.module, run.data),
         "an extra": [callback for make in plugins.of_kind("callbacks") for callback in make(run)],
         "after extras that change gradients: it takes their norm": [

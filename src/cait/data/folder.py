@@ -117,6 +117,17 @@ class FolderSource:
             )
         return train, val
 
+    def takes(self, folder: Path) -> bool:
+        """Whether a folder is a class or lies in one, or would be a split if it were there."""
+        splits = {self.splits.train_split, self.splits.val_split, *TRAIN_NAMES, *VAL_NAMES}
+        for base in filter(None, {self.root, *self.split_folders()}):
+            below_base = os.path.relpath(folder.resolve(), base.resolve())
+            name = composed(below_base.partition(os.sep)[0])
+            is_new = name == below_base or not (base / name).exists()
+            if name in self.class_names or (is_new and name.lower() in splits):
+                return True
+        return False
+
     @property
     def without_use(self) -> Sequence[str]:
         """The settings that say nothing of these images."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cait import cores, seeds
 from cait.settings import Group, In, PositiveInt, Settings, ShareBelow1
@@ -149,6 +150,24 @@ class ShardSampler(SequentialSampler):
         return iter(self.indices)
 
 
+class _Workers(_MultiProcessingDataLoaderIter):
+    """Torch's workers. If not all can start, as without enough open files, those that have started are ended.
+
+    Torch cannot end them, and they ignore signals, so Python would wait for them for ever.
+    """
+
+    _workers: Any = ()
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        try:
+            super().__init__(loader)
+        except BaseException:
+            self._shutdown = True  # torch has nothing left to end
+            for worker in self._workers:
+                worker.kill()
+            raise
+
+
 class Loader(DataLoader[Any]):
     """A DataLoader that starts its workers when the first batch is fetched, and measures how long its user waits.
 
@@ -172,6 +191,9 @@ class Loader(DataLoader[Any]):
         self.finish = finish
         self.waited = 0.0
         """Seconds that its user has waited for batches so far."""
+
+    def _get_iterator(self) -> Any:
+        return _Workers(self) if self.num_workers else super()._get_iterator()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = time.perf_counter()

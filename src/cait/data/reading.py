@@ -374,7 +374,6 @@ class UnreadableImages:
             return
         self.seen.add(image)
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = [[image, reason]]
             if not self.path.exists():  # two processes may both begin the file
                 rows.insert(0, HEADER)

@@ -6,7 +6,8 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import plugins
-from cait.data.datamodule import DataSettings
+from cait.data.datamodule import DataSettings, ImageNetDataModule
 from cait.data.folder import FolderSource
+from cait.data.listing import CONFIG, list_images
 from cait.errors import DISK_FULL, UserError, did_you_mean, one_line, system_error
 from cait.guards import configurations
 from cait.run.rundir import BEST, LAST, PREVIOUS
@@ -159,6 +161,8 @@ def check_settings(settings: Any) -> None:
     ):
         if settings[name] == 0:
             raise UserError(f"--trainer.{name} 0: a run cannot train with it")
+    if settings.barebones:
+        raise UserError("--trainer.barebones true: a run would not log and save; leave it out")
     interval = settings.val_check_interval
     # each process would go by its own clock, and a resumed run too
     if not isinstance(interval, int | float | None):
@@ -175,6 +179,27 @@ def check_settings(settings: Any) -> None:
         )
 
 
+def check_folder(folder: Path, data: ImageNetDataModule) -> None:
+    """Refuse a folder for a new run that has images in it, or would be read as a part of the data."""
+    root = Path(data.root)
+    source = data.source
+    images: Iterator[Any] = iter(())
+    # what a run itself has drawn is no data
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        images = list_images(folder, [""], defaultdict(list))
+    if (
+        (root.exists() and root.resolve().is_relative_to(folder.resolve()))
+        or (isinstance(source, FolderSource) and source.takes(folder))
+        or any(images)
+    ):
+        with contextlib.suppress(OSError):  # one that was made for this run would be read too
+            folder.rmdir()
+        raise UserError(
+            f"{folder} is where images are, or would be read with them: "
+            "give another --run_name or --trainer.default_root_dir"
+        )
+
+
 def rules_of_run(settings: Sequence[plugins.Setting]) -> dict[str, Sequence[Rule]]:
     """The rules of all settings of a run by name, as "model.lr". `settings` are those of no class."""
     rules = RULES | {setting.name: setting.rules for setting in settings}
@@ -184,7 +209,7 @@ def rules_of_run(settings: Sequence[plugins.Setting]) -> dict[str, Sequence[Rule
 
 
 class Unused:
-    """Refuses the settings of a new run that would do nothing.
+    """Refuses the settings of a new run that would do nothing, and such that are typed for one that goes on.
 
     One that a later file or word has left without what it needs is named and left out: a recipe may have set it.
 
@@ -192,10 +217,18 @@ class Unused:
         config: all settings of the run.
         defaults: those that it has if none are given.
         sources: where settings come from.
+        only: the names that are checked, of a run that goes on; None for all.
     """
 
-    def __init__(self, config: Any, defaults: Any, sources: configurations.Sources) -> None:
+    def __init__(
+        self,
+        config: Any,
+        defaults: Any,
+        sources: configurations.Sources,
+        only: Collection[str] | None = None,
+    ) -> None:
         self.config = config
+        self.only = only
         self.values = flatten(config.as_dict())
         self.defaults = flatten(defaults.as_dict())
         self.sources = sources
@@ -214,6 +247,8 @@ class Unused:
         """Raise UserError if a setting is given, no earlier than the `others` that leave it without use."""
         value = self.values.get(name, self.config.get(name))  # the latter of a dictionary
         if not value or value == self.defaults.get(name):  # off, or as if it were not given
+            return
+        if self.only is not None and name not in self.only:
             return
         message = f"--{name} {value} does nothing without {needed}"
         if self.sources.last([name]) >= self.sources.last(others):

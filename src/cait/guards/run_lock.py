@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait import disk
 from cait.errors import UserError
-from cait.run.rundir import FINISHED, LOCK
+from cait.run.rundir import FINISHED, LOCK, FolderGuard
 
 PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
@@ -26,6 +26,7 @@ class RunLock(Callback):
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         disk.check_inside(run_dir)
+        self.guard = FolderGuard(run_dir)
         try:
             self.release = disk.acquire_lock(run_dir / LOCK, PATIENCE).release
         except Timeout as error:
@@ -35,16 +36,18 @@ class RunLock(Callback):
         disk.clear_scratch(run_dir)
 
     def on_train_start(self, *_: Any) -> None:
+        self.guard.check()
         self._trained = True
         (self.run_dir / FINISHED).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal
+            self.guard.check()
             (self.run_dir / FINISHED).touch()
 
     def roll_back(self) -> None:
         """Release the folder. If training never began, first remove what is new in it, and itself if that was all."""
-        if not self._trained:
+        if not self._trained and not self.guard.is_gone():
             for path in self.run_dir.iterdir():
                 if path.name not in self._before | {LOCK}:
                     disk.remove(path)

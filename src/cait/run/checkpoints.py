@@ -9,12 +9,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait import ckpt, disk
 from cait.ckpt import Checkpoint, State
 from cait.errors import UserError
-from cait.run.rundir import BEST, LAST, PREVIOUS, checkpoints
+from cait.run.rundir import BEST, LAST, PREVIOUS, FolderGuard, checkpoints
 from cait.run.signals import StopSignals
 from cait.train.metrics import known_mode
 
@@ -27,9 +28,16 @@ class DurableCheckpointIO(TorchCheckpointIO):
     Only one process writes, and the others wait for it. So a failure is not raised but kept in `error`,
     and `LastCheckpoint` raises it on all processes. torch.save stores a CRC-32 of every tensor, which
     `cait.ckpt.is_whole` checks.
+
+    Args:
+        folder: of the run; once it has gone nothing is written, whatever the path.
     """
 
     error: str | None = None
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
+        self.guard = FolderGuard(folder) if folder else None
 
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: Any, storage_options: Any = None
@@ -37,6 +45,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
         try:
+            if self.guard:
+                self.guard.check()
             path.parent.mkdir(parents=True, exist_ok=True)
             with disk.atomic_write(path, (storage_options or {}).get("previous")) as beside:
                 with beside.open("wb") as file:  # given a path, torch writes its name into the file
@@ -267,12 +277,14 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: State) -> None:
         self.other_score = state_dict.get("other_score")
         best = str(Path(str(self.dirpath), BEST))
-        # else it starts from another run's checkpoint
-        if state_dict["best_k_models"] and Path(best).exists():
-            state_dict |= {
+        # else it starts from another run's checkpoint, or the file has gone
+        if state_dict["best_k_models"] and ckpt.is_whole(Path(best)):
+            moved = {
                 "dirpath": self.dirpath,
                 "best_model_path": best,
                 "kth_best_model_path": best,
                 "best_k_models": {best: state_dict["best_model_score"]},
             }
-        super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict | moved)
+        elif Path(best).exists():
+            rank_zero_info(f"{best} is damaged: the next validation puts another in its place")

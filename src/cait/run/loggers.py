@@ -2,7 +2,6 @@
 
 import csv
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,40 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from cait import disk
 from cait.ckpt import State
-from cait.errors import UserError
+from cait.errors import UserError, tell
+from cait.run.rundir import FolderGuard
 
 
 class RunCSVWriter(ExperimentWriter):
     """Lightning's writer, but it keeps the file that it finds, and rewrites it whole."""
 
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        self.guard = FolderGuard(Path(log_dir))
+
     def _check_log_dir_exists(self) -> None:
         pass
+
+    def save(self) -> None:
+        self.guard.check()
+        super().save()
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         self.replace_rows(self.rows_before(math.inf), fieldnames)
 
     def rows_before(self, step: float) -> list[State]:
-        """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
-        with suppress(UserError):
-            rows = [row for row in disk.read_rows(Path(self.metrics_file_path)) if None not in row]
-            return [
-                row for row in rows if row.get("step", "").isdecimal() and int(row["step"]) < step
-            ]
-        return []
+        """The whole rows of the steps before `step`; a line says what is lost: the checkpoint is the truth."""
+        path = Path(self.metrics_file_path)
+        try:
+            rows = disk.read_rows(path)
+        except UserError as error:
+            if step > 0:
+                tell(f"no metrics of the steps before {step:,} are kept: {error}")
+            return []
+        whole = [row for row in rows if None not in row and row.get("step", "").isdecimal()]
+        if len(whole) < len(rows):
+            tell(f"{path}: {len(rows) - len(whole):,} lines are no rows, they are left out")
+        return [row for row in whole if int(row["step"]) < step]
 
     def replace_rows(self, rows: list[State], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)

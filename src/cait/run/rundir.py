@@ -65,6 +65,30 @@ def new_folder(root: Path, base: str, make: bool = True) -> Path:
     return folder
 
 
+class FolderGuard:
+    """Tells whether a folder is still where it was, and is not another one of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._number = _number(folder)
+
+    def is_gone(self) -> bool:
+        return _number(self.folder) != self._number
+
+    def check(self) -> None:
+        """Raise UserError if the folder has gone since."""
+        if self.is_gone():
+            raise UserError(
+                f"the folder {self.folder} was moved or removed during training: "
+                "put it back, or continue by its new path"
+            )
+
+
+def _number(folder: Path) -> int:
+    """What a file system calls a folder; 0 if there is none."""
+    return folder.stat().st_ino if folder.is_dir() else 0
+
+
 def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     if folder.parent == LOGS:

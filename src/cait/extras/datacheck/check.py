@@ -18,7 +18,7 @@ from cait.data.reading import AS_SEEN, Reading, load_image
 from cait.data.source import open_source
 from cait.data.table import TRAIN, VAL, Images
 from cait.errors import UserError, abbreviate, console, say, tell
-from cait.extras.datacheck.same_bytes import same_bytes
+from cait.extras.datacheck.same_bytes import checked, same_bytes
 from cait.extras.features import evenly
 from cait.extras.frames import SAME, SIDE, told_of_frames
 from cait.run.program import Program
@@ -49,6 +49,7 @@ def check(arguments: list[str], program: Program) -> None:
         raise UserError(
             f"{root} holds ImageNet's archives still packed: a run with this --data.root unpacks them"
         )
+    checked.add(root)
     doubtful: list[str] = []
     wrong = list(_faults(open_source(str(root)), given, doubtful))
     for line in wrong:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from cait.errors import UserError, tell_once
 
 COMPARED = 50_000
 """Images that are compared at the start of a run that holds out some: a second or two on a local disk."""
+checked = set[Path]()
+"""Roots of which `cait check` compares all images in this process."""
 MIDDLE = 1 << 12
 """Bytes in the middle of a file that are compared before the whole."""
 BLOCK = 1 << 20
@@ -28,9 +31,10 @@ def without_copies(source: FolderSource, images: Images) -> Images:
     Copies stay if a class has no others. Lines say how many those are, or that there are more images than `COMPARED`.
     """
     if len(images) > COMPARED:
-        tell_once(
-            f"{source.root}: the bytes of {len(images):,} images are not compared; `cait check` does it"
-        )
+        if source.root not in checked:
+            tell_once(
+                f"{source.root}: the bytes of {len(images):,} images are not compared; `cait check` does it"
+            )
         return images
     labels = np.asarray(images.labels)
     trains = images.splits == TRAIN

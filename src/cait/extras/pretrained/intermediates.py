@@ -68,6 +68,10 @@ def see_intermediates(network: Any, is_asked: Any, shape: Sequence[int]) -> nn.M
         raise UserError(
             f"{kind.__name__} gives no intermediates: timm has no forward_intermediates() for it"
         )
+    if any(type(layer).__name__.startswith("PatchDropout") for layer in network.modules()):
+        raise UserError(
+            f"{kind.__name__} gives no intermediates with patch_drop_rate, which leaves no map; leave one out"
+        )
     network.__class__ = seeing(
         kind, "extra_blocks" in inspect.signature(network.forward_intermediates).parameters
     )

@@ -11,6 +11,7 @@ def callbacks(run: Run) -> list[Any]:
     """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
     from lightning.pytorch.callbacks import ProgressBar
 
+    from cait.extras.screen.anomaly import AnomalyLine
     from cait.extras.screen.progress import EpochLines, RunProgressBar
     from cait.extras.screen.tables import Banner, RunSummary
 
@@ -25,6 +26,8 @@ def callbacks(run: Run) -> list[Any]:
         shown.append(EpochLines())
     if run.trainer.enable_model_summary is not False:
         shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder))
+    if run.trainer.detect_anomaly:
+        shown.append(AnomalyLine())
     if run.keeps:
         shown.append(RunSummary(run))
     return shown

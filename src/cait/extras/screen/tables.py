@@ -186,6 +186,7 @@ class RunSummary(Callback):
     def __init__(self, run: plugins.Run) -> None:
         self.run = run
         self.run_dir = run.folder
+        self._guard = rundir.FolderGuard(run.folder)
         self._start = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,10 +205,12 @@ class RunSummary(Callback):
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             resume = self.run.program.command("resume", self.run_dir)
             line = f"{how} at step {trainer.global_step:,}; to continue: {resume}"
+        elif self._guard.is_gone():
+            line = f"interrupted; the run's folder {self.run_dir} has gone"
         print(line, flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.is_global_zero:
+        if stage == "fit" and trainer.is_global_zero and not self._guard.is_gone():
             rows = [*self._results(trainer), ("", ""), *self._commands(trainer)]
             console().print(framed(rows, f"run {self.run_dir.name}"))
 
@@ -229,7 +232,8 @@ class RunSummary(Callback):
                 if callback.other_score is not None:
                     other = "raw weights" if weights == ckpt.VAL_EMA else "moving average"
                     text += f" (the {other} {form.format(callback.other_score)})"
-                rows.append(("best", f"{text}   {checkpoints / rundir.BEST}"))
+                best = checkpoints / rundir.BEST
+                rows.append(("best", f"{text}   {best if best.exists() else 'its file has gone'}"))
         with suppress(UserError):  # a damaged file of an earlier part of the run
             for table in plugins.results(self.run_dir):
                 for what, *words, figure in table.rows:

@@ -12,6 +12,7 @@ from harness import call
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
 
+from cait.cli import main
 from cait.data.source import open_source
 from cait.extras.frames import told_of_frames
 
@@ -155,3 +156,14 @@ def test_archives_instead_of_folders_are_told(tmp_path: Path) -> None:
     done = check(tmp_path)
     assert done.returncode == 2
     assert "still packed: a run with this --data.root unpacks them" in done.stderr
+
+
+def test_a_check_of_many_images_does_not_say_that_their_bytes_are_not_compared(
+    mixed_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cait.extras.datacheck.same_bytes.COMPARED", 5)
+    shutil.copy(mixed_root / "train/cat/1.jpeg", mixed_root / "train/cat/copy.jpeg")
+    main(["check", str(mixed_root / "train")])
+    said = capfd.readouterr()
+    assert "1 images are there twice (the same bytes)" in said.out + said.err
+    assert "are not compared" not in said.out + said.err

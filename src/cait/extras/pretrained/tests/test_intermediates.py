@@ -73,3 +73,8 @@ def test_weights_of_a_usual_head_leave_it_new_whatever_their_classes(tmp_path: P
 def test_networks_without_them_are_refused(name: str, value: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         create_model(name, 224, 5, intermediates=value)
+
+
+def test_patches_that_are_dropped_leave_no_map() -> None:
+    with pytest.raises(UserError, match="no intermediates with patch_drop_rate"):
+        create_model("timm/test_vit", 160, 5, intermediates=True, patch_drop_rate=0.25)

@@ -139,3 +139,12 @@ def test_without_the_extra_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -
         UserError, match="attention_backend must be one of default, reference, got 'recompute'"
     ):
         create_model("xxs24", **fields, attention_backend="recompute")
+
+
+def test_a_network_is_traced_with_and_without_gradients() -> None:
+    network = create_model("xxs24", img_size=32, depth=2, num_classes=3).eval()
+    images = torch.randn(2, 3, 32, 32)
+    for with_gradients in (True, False):
+        with torch.set_grad_enabled(with_gradients):
+            traced = torch.jit.trace(network, images)
+        assert torch.allclose(traced(images), network(images), atol=1e-5)
