@@ -167,7 +167,7 @@ class Monitor(Callback):
             if math.isfinite(value):
                 rows.append((self._step, layer, part, name, f"{value:.8g}"))
                 scalars[f"{name}/{part}.{layer:02}"] = value
-        with self._path.open("a", newline="") as file:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):  # its table would have a column for each
@@ -189,4 +189,4 @@ def _keep_rows_before(path: Path, first_step: int) -> None:
             if line.endswith("\n") and step.isdecimal() and int(step) < first_step:
                 content += line
     with disk.atomic_write(path) as beside:
-        beside.write_text(content)
+        beside.write_text(content, encoding="utf-8")

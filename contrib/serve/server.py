@@ -147,5 +147,7 @@ def run(load: Callable[[], Any], about: Settings, top_k: int | None, host: str, 
     server = LitServer(
         Classifier(load, top_k), model_metadata=about, timeout=False, disable_openapi_url=True
     )
-    server.app.router.routes.insert(0, Route("/", lambda request: HTMLResponse(PAGE.read_text())))
+    server.app.router.routes.insert(
+        0, Route("/", lambda request: HTMLResponse(PAGE.read_text(encoding="utf-8")))
+    )
     server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cait.data.folder import Splits
+from cait.disk import check_packed
 from cait.errors import UserError, told_as
 from cait.extras.display import root_name
 from contrib.shards import INDEX, Shards
@@ -215,9 +216,13 @@ class ShardSource:
         for piece in chunks:
             self.place.check(piece)
         content = self.place.whole(self.index[split]["table"])
-        with told_as(f"{self.root}/{split}/{TABLE} is no table of these shards"):
+        path = f"{self.root}/{split}/{TABLE}"
+        with told_as(f"{path} is no table of these shards"):
             with np.load(BytesIO(content)) as file:
+                check_packed(file.zip, path, len(content))
                 table = {name: file[name] for name in ("names", "ends", "places", *COLUMNS)}
+            if any(column.ndim != 1 or column.dtype.kind not in "iu" for column in table.values()):
+                raise ValueError("a column holds other than whole numbers")
             samples = ShardSamples(
                 self.root, table, chunks, self.index["images_per_chunk"], self.place
             )
@@ -228,4 +233,7 @@ class ShardSource:
                 (table[name] < 0).any() for name in ("places", "starts", "sizes")
             ):
                 raise ValueError("it is of other chunks or classes")
+            ends = np.array([piece.size for piece in chunks])[samples.chunk_of]
+            if (table["sizes"] > ends - table["starts"]).any():
+                raise ValueError("it names images past the end of their chunk")
         return samples

@@ -120,7 +120,7 @@ def _start_writing(out: Path, plan: str, splits: Iterable[str]) -> None:
     """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
     path = out / PLAN
     if path.is_file():
-        if path.read_text() != plan:
+        if path.read_text(encoding="utf-8") != plan:
             raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder; name another one for the shards")

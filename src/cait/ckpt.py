@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import math
+import pickle
 import re
 import socket
+import sys
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +50,12 @@ NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
 """The hyper-parameters that say what the network is."""
 WEIGHTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors")
 """How the names of files with weights end."""
+ZIP = b"PK\3\4"
+"""How the zip archives begin that torch reads."""
+CALLS = frozenset((pickle.REDUCE, pickle.BUILD, pickle.NEWOBJ))
+"""What calls something in a pickle."""
+ITEM = 256
+"""Bytes of an item of a dictionary, or of a call, about; it also bounds their time."""
 DATA = {"class_names": [str], "depends_on?": dict, "preprocessing?": dict}
 """The data module's part."""
 
@@ -90,7 +102,9 @@ def read(path: Path) -> Any:
     import torch
 
     with disk.open_file(path) as file:  # a pipe would wait
-        is_zip = zipfile.is_zipfile(file)
+        is_zip = file.read(len(ZIP)) == ZIP
+        if is_zip and not zipfile.is_zipfile(file):
+            raise zipfile.BadZipFile("it is cut off")
     if is_zip and not is_whole(path):
         raise UserError(
             f"{path} is damaged: the checksum of a part is not the one that was saved with it"
@@ -98,6 +112,7 @@ def read(path: Path) -> Any:
     # The release keeps the command line of its training beside the weights.
     with (
         torch.serialization.safe_globals([argparse.Namespace]),
+        _bounded(path),
         warnings.catch_warnings(action="ignore"),
     ):
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -112,6 +127,63 @@ def read(path: Path) -> Any:
         if "state_dict" in content:
             content["state_dict"] = loaded["state_dict"]  # it holds the versions of its modules too
     return content
+
+
+@contextmanager
+def _bounded(path: Path) -> Iterator[None]:
+    """Bound what torch makes of a file: a few bytes of a pickle may ask for gigabytes, or for a copy of all the others.
+
+    It counts what goes into each call that a pickle makes, before the call.
+    """
+    from torch import _weights_only_unpickler
+
+    unpickler: Any = _weights_only_unpickler
+    left = disk.most_bytes(path.stat().st_size)
+    unbounded: Any = unpickler.Unpickler
+
+    class Unpickler(unbounded):
+        def __init__(self, file: Any, **options: Any) -> None:
+            super().__init__(file, **options)
+            read = file.read
+
+            def bounded_read(size: int) -> bytes:
+                nonlocal left
+                data = read(size)
+                if data in CALLS and len(self.stack) > 1:
+                    left -= ITEM + _cost(*self.stack[-2:])
+                    if left < 0:
+                        raise UserError(f"{path} cannot be used: its content {disk.TOO_MUCH}")
+                return data
+
+            self.read = bounded_read
+
+    unpickler.Unpickler = Unpickler
+    try:
+        yield
+    finally:
+        unpickler.Unpickler = unbounded
+
+
+def _cost(call: Any, arguments: Any) -> int:
+    """Bytes that a call in a pickle may take, or what sets the state of an object."""
+    from torch.storage import TypedStorage
+
+    match arguments:
+        case (str(text), "latin1" | "latin-1") if call in (codecs.encode, bytearray):
+            return len(text)
+        case _ if call is codecs.encode:
+            return sys.maxsize  # other encodings make far more of a text, or take hours
+        case (TypedStorage() as storage, _, tuple(size), *_):  # strides may repeat what it holds
+            return storage.element_size() * math.prod(size)
+        case tuple():
+            return sum(map(_size, arguments))
+    return _size(arguments)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str | bytes | bytearray | list | tuple | dict | set):
+        return ITEM * len(value)
+    return value if isinstance(value, int) else 0
 
 
 def why_unread(path: Path, error: Exception) -> str:
@@ -137,7 +209,9 @@ def is_whole(path: Path) -> bool:
 
 @lru_cache
 def _is_whole(path: Path, version: tuple[int, ...]) -> bool:
+    *_, size, _ = version
     with zipfile.ZipFile(path) as archive:
+        disk.check_packed(archive, path, size)
         return archive.testzip() is None
 
 

@@ -17,10 +17,14 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cait.errors import UserError, one_line, printable, tell, told_as
+from cait.plain import TOO_MUCH as TOO_MUCH
 from cait.plain import check_shape as check_shape
+from cait.plain import most_bytes as most_bytes
 from cait.plain import plain as plain
 
 if TYPE_CHECKING:
+    from zipfile import ZipFile
+
     from filelock import BaseFileLock
 
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
@@ -70,6 +74,12 @@ def in_its_place(path: str | Path) -> str:
         if head.startswith(start):
             return f"; {content}"
     return ""
+
+
+def check_packed(archive: ZipFile, path: Path | str, size: int) -> None:
+    """Raise UserError if the parts of a zip archive of `size` bytes take far more; they may lie over each other."""
+    if sum(entry.file_size for entry in archive.infolist()) > most_bytes(size):
+        raise UserError(f"{path} cannot be used: its content {TOO_MUCH}")
 
 
 def read_text(path: Path, limit: int = TEXT) -> str:

@@ -51,8 +51,8 @@ LIBRARIES = (
 """Folders whose code is not the user's own: Python's, and ours."""
 PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders that hold installed packages."""
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys, and the marks that turn the direction of writing."""
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal obeys, breaks of lines, and the marks that turn the direction of writing."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of a disk that do not name the file."""

@@ -9,6 +9,17 @@ MOST_VALUES, MOST_LETTERS, DEEPEST, MOST_BITS = 1 << 18, 1 << 26, 50, 63
 """The most that a file may hold: values, letters of all texts, levels, and bits of a whole number."""
 TOO_LARGE = f"too large: a file may hold {MOST_VALUES:,} values, {MOST_LETTERS:,} letters or {DEEPEST} levels"
 
+FLOOR, FACTOR = 1 << 28, 16
+TOO_MUCH = "would take far more memory than the file"
+
+
+def most_bytes(size: int) -> int:
+    """Bytes that the content of a file may take, by the bytes of the file.
+
+    Whatever unpacks a file asks for this bound before it takes memory.
+    """
+    return max(FLOOR, FACTOR * size)
+
 
 def plain(value: Any, source: Path | str, name: str = "", kept: tuple[type, ...] = ()) -> Any:
     """Copy what a file holds into None, bool, int, float, str, lists and dicts: the rest may be made to do harm.

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from itertools import pairwise
@@ -275,6 +276,19 @@ def replace_table(out: Path, table: bytes) -> None:
     (out / "shards.json").write_text(json.dumps(index))
 
 
+def inflating(size: int) -> bytes:
+    """A table of so many bytes, packed."""
+    file = BytesIO()
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("names.npy", "w") as part,
+    ):
+        for _ in range(size >> 24):
+            part.write(bytes(1 << 24))
+    return file.getvalue()
+
+
+LONG = dict(names=[0], ends=[1], labels=[0], starts=[9], sizes=[1 << 40], places=[0])
 FAR = dict(names=[0], ends=[1], labels=[0], starts=[0], sizes=[0], places=[10**6])
 LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "missing chunk": (
@@ -306,6 +320,16 @@ LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
         lambda out: replace_table(out, saved(**FAR)),
         {},
         "is no table of these shards",
+    ),
+    "table of images past the end of a chunk": (
+        lambda out: replace_table(out, saved(**LONG)),
+        {},
+        "it names images past the end of their chunk",
+    ),
+    "table that inflates": (
+        lambda out: replace_table(out, inflating(1 << 29)),
+        {},
+        "its content would take far more memory than the file",
     ),
     "no index": (
         lambda out: (out / "shards.json").write_text("[]"),

@@ -133,7 +133,7 @@ def _print_any_name() -> None:
         # the shell has closed it, and its number would be the next file's
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors != "replace":
         is_unicode = sys.stdout.encoding.lower().startswith("utf")
         with suppress(OSError):  # somebody has replaced the file below
             sys.stdout.reconfigure(errors="surrogateescape" if is_unicode else "replace")

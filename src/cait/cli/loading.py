@@ -215,7 +215,7 @@ def _lightning_module(
     weights = ckpt.chosen_weights(checkpoint, path, averaged)
     settings = checkpoint["hyper_parameters"] | {"weights": None, "teacher_path": None}
     try:
-        with at_most(checkpoint["state_dict"]):
+        with at_most(checkpoint["state_dict"], settings):
             module = module_class(**saved.init_arguments(module_class, ModuleSettings, settings))
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])

@@ -43,7 +43,7 @@ class SaveConfig(Callback):
         if trainer.is_global_zero:
             self.guard.check()
             with disk.atomic_write(self.guard.folder / rundir.CONFIG) as beside:
-                beside.write_text(signature.signed(self.text))
+                beside.write_text(signature.signed(self.text), encoding="utf-8")
 
 
 class SyncBatchNorms(TorchSyncBatchNorm):

@@ -1,7 +1,6 @@
 """One HTML page that holds everything itself: no script, no request, light and dark."""
 
 import base64
-import html
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cait import disk
-from cait.errors import printable
+from cait.extras.display import written
 
 MOST_PAIRS = 15
 """Rows of a table of pairs."""
@@ -40,7 +39,7 @@ def write(
 
 def escape(text: str) -> str:
     """A text in HTML, without marks that turn the direction of writing."""
-    return html.escape(printable(text))
+    return written(text, "html")
 
 
 def paragraph(text: str) -> str:

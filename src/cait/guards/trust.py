@@ -26,6 +26,8 @@ PUBLIC = re.compile(
 """Classes that any run may name: no function is among them but the readers of extras."""
 FILES = ("config", "data", "ema", "model", "trainer")
 """Settings that, where they are text, name a file of settings."""
+MOST_SIDE = 1024
+"""Pixels of an image's side that needs no leave: the memory of a small network grows with its square."""
 ELSEWHERE = re.compile(r"data\.data_dir|\w+_args\b")
 """Settings that say where a run writes or sends something: arguments of what an extra calls are among them."""
 REMEDY = "this account has not signed config.yaml as it is; if you trust it add --trust-config"
@@ -97,13 +99,16 @@ def code_of_run(config: Settings) -> Iterator[str]:
 
 
 def code_in(value: Any) -> Iterator[str]:
-    """What a value, as `disk.plain` gives it, names that could be imported, at any depth.
+    """What a value, as `disk.plain` gives it, names that could be imported, at any depth, and an image of any size.
 
     It is named as `package.module:name`, or below a `class_path`, for which LightningCLI looks. Its parser takes a key
     `a.b` for b within a, and reads text of some settings as YAML, where a backslash may stand for any letter.
     """
     if isinstance(value, dict):
         yield from (str(item) for key, item in value.items() if _may_hide(str(key)))
+        side = value.get("img_size")
+        if isinstance(side, int) and side > MOST_SIDE:
+            yield f"img_size {side}"
         value = [*value.values()]
     if isinstance(value, list):
         for item in value:

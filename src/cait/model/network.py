@@ -9,7 +9,7 @@ each as `cait.model.cait.CaiT` or timm's networks have it; docs/extending.md say
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from cait import cores, plugins, references
 from cait.errors import UserError, did_you_mean, told_as
 from cait.model.config import VARIANTS
 from cait.references import TIMM
-from cait.settings import Group, Needs, Settings
+from cait.settings import Group, Needs, Settings, group
 
 SMALL = 1 << 24
 PART = 1 << 10
@@ -220,19 +220,32 @@ def _call(path: str, arguments: Settings, *first: str) -> nn.Module:
 
 
 @contextmanager
-def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
+def at_most(state: Mapping[str, Any], settings: Settings) -> Iterator[None]:
     """Refuse to build networks of more values than the weights `state` have, before they take memory and hours.
 
-    A factory may build a part twice, as a head for other classes: it may use three times as many, or `SMALL` at least.
-    The error is a UserError.
+    The one of `settings` is built first without values. A factory may build a part twice, as a head for other classes:
+    it may use three times as many, or `SMALL` at least. The error is a UserError.
     """
-    left = SMALL + 3 * sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+    most = SMALL + 3 * sum(map(_values, state.values()))
+    if not references.is_path(settings["name"]):  # one's own may need values
+        with _counted(most), suppress(Exception), torch.device("meta"):
+            group(NetworkSettings, settings).build_network()
+    with _counted(most):
+        yield
+
+
+@contextmanager
+def _counted(left: int) -> Iterator[None]:
+    """Raise UserError at a parameter or buffer past so many values, and at the end even if the body suppressed that."""
 
     def count(module: nn.Module, name: str, value: Tensor | None) -> None:
         nonlocal left
         left -= PART
         if value is not None and not is_lazy(value):
             left -= value.numel()
+        refuse()
+
+    def refuse() -> None:
         if left < 0:
             raise UserError("its settings make a network that is far larger than its weights")
 
@@ -241,6 +254,13 @@ def at_most(state: Mapping[str, Tensor]) -> Iterator[None]:
         register_module_buffer_registration_hook(count),
     ):
         yield
+    refuse()
+
+
+def _values(value: Any) -> int:
+    """How many values a tensor holds; sparse ones and those on the device meta hold fewer than they claim."""
+    is_whole = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return value.numel() if is_whole else 0
 
 
 def in_channels_last(network: nn.Module) -> nn.Module:

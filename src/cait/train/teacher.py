@@ -131,7 +131,7 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
             f"the teacher {path} knows other classes than the data: {abbreviate(sorted(others))}"
         )
     try:
-        with at_most(ckpt.weights(checkpoint)):
+        with at_most(ckpt.weights(checkpoint), hparams):
             network = group(NetworkSettings, hparams).build_network()
         if HEAD_ANEW in load_weights(network, path, own_classes=classes):
             raise UserError("it has no head")

@@ -3,8 +3,15 @@
 Whole numbers are divided by the largest of their type. Others stay as they are, and DICOM's are in its own units.
 """
 
+import lzma
+import math
+import zlib
+from collections import ChainMap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
 
@@ -23,6 +30,7 @@ from cait.data.reading import (
     open_bytes,
     open_image,
 )
+from cait.disk import TOO_MUCH, most_bytes
 from cait.errors import UserError, tell_once, to_install
 from cait.extras.channels.preprocessing import PlanesReading
 from cait.extras.features import evenly
@@ -31,6 +39,8 @@ SAMPLE = 500
 """Training images that are read for their mean, evenly over all."""
 MOST = np.float32(1e30)
 """Larger numbers stand for none, as GDAL's -3.4e38, netCDF's 9.97e36 and infinity; their squares would be no float."""
+MOST_PAGES = 10_000
+"""Pages of a TIFF file that are read: each takes time, however small it is."""
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """How a TIFF file begins; the last two are of BigTIFF."""
 PALETTE = "its colors are in a palette"
@@ -81,8 +91,13 @@ def numbers(
     else:
         # Pillow has the bounds; torchvision decodes, because Pillow cuts colors to 8 bits.
         with open_image(BytesIO(data)) as opened:
-            if opened.mode == "P":
+            if (
+                opened.mode == "P" or opened.format == "GIF"
+            ):  # of a GIF torchvision takes all images
                 raise ValueError(PALETTE)
+            _check_count(opened.width * opened.height * len(opened.getbands()), data)
+            if opened.format == "PNG":
+                opened.load()  # of a damaged one torchvision ends the process
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         pixels = decode_image(encoded, "UNCHANGED", upright).permute(1, 2, 0).numpy()
     if pixels.ndim != 3 or pixels.dtype.kind not in "biuf":
@@ -90,6 +105,7 @@ def numbers(
             f"it holds {pixels.dtype} of shape {pixels.shape}, not numbers, height × width × channels"
         )
     check_size(*pixels.shape[1::-1])
+    _check_count(pixels.size, data)
     most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity
         planes = (pixels / most).astype(np.float32)
@@ -98,14 +114,61 @@ def numbers(
     return planes if bands is None else planes[..., [*bands]]
 
 
+def _check_count(count: int, data: bytes) -> None:
+    """Raise ValueError if so many numbers are too many for a file, before they are unpacked."""
+    if 4 * count > most_bytes(len(data)):
+        raise ValueError(f"its {count:,} numbers {TOO_MUCH}")
+
+
+def _unpack(decoder: Any, data: bytes, most: int | None) -> bytes:
+    """At most so many bytes of what is packed. A strip of TIFF's may hold more than its image has."""
+    return decoder.decompress(data, most or most_bytes(len(data)))
+
+
+def _unpack_bits(data: bytes, most: int | None) -> bytes:
+    """`_unpack` for PackBits: n and n + 1 bytes, or 257 - n and a byte to repeat."""
+    most = most or most_bytes(len(data))
+    unpacked = bytearray()
+    position = 0
+    while position < len(data) and len(unpacked) < most:
+        head = data[position]
+        size = 1 if head > 128 else head + 1 if head < 128 else 0
+        literal = data[position + 1 : position + 1 + size]
+        unpacked += literal * (257 - head) if head > 128 else literal
+        position += 1 + size
+    return bytes(unpacked)
+
+
+@cache
+def _bound_tifffile() -> None:
+    """Have tifffile unpack no more of a strip than the image needs. imagecodecs, if it is there, does so itself."""
+    from tifffile import TIFF
+
+    if find_spec("imagecodecs"):
+        return
+    bounded: dict[int, Any] = {32773: lambda data, out=None: _unpack_bits(data, out)}
+    for code in (8, 32946, 50013):
+        bounded[code] = lambda data, out=None: _unpack(zlib.decompressobj(), data, out)
+    bounded[34925] = lambda data, out=None: _unpack(
+        lzma.LZMADecompressor(memlimit=most_bytes(0)), data, out
+    )
+    with suppress(ImportError):  # since Python 3.14
+        from compression.zstd import ZstdDecompressor  # type: ignore[import-not-found]
+
+        bounded[50000] = lambda data, out=None: _unpack(ZstdDecompressor(), data, out)
+    TIFF.DECOMPRESSORS = ChainMap(bounded, TIFF.DECOMPRESSORS)
+
+
 def _tiff(data: bytes) -> tuple[ndarray, Any]:
     """The planes of a TIFF file, interleaved, one after the other or a page each, and its value for none."""
     from tifffile import PHOTOMETRIC, TiffFile
 
+    _bound_tifffile()
     with TiffFile(BytesIO(data)) as opened:
+        if len(opened.pages) > MOST_PAGES:
+            raise ValueError(f"its {len(opened.pages):,} pages are more than {MOST_PAGES:,}")
         series = opened.series[0]  # others are smaller copies
-        if series.size > MOST_BYTES // 4:
-            raise ValueError(f"its {series.size:,} numbers are too many")
+        _check_count(max(series.size, math.prod(series.keyframe.chunks)), data)
         pixels = np.moveaxis(series.asarray(), [series.axes.index(axis) for axis in "YX"], [0, 1])
         page = series.keyframe
         if page.photometric == PHOTOMETRIC.PALETTE:
@@ -120,12 +183,10 @@ def _dicom(data: bytes, window: Any) -> ndarray:
     from pydicom import dcmread
     from pydicom.pixels import apply_modality_lut, apply_windowing
 
+    _check_inflated(data)
     image = dcmread(BytesIO(data))
     frames = int(image.get("NumberOfFrames") or 1)
-    if image.Columns * image.Rows * image.SamplesPerPixel * frames > MOST_BYTES // 4:
-        raise ValueError(
-            f"its {frames:,} frames of {image.Columns:,} × {image.Rows:,} pixels are too large"
-        )
+    _check_count(image.Columns * image.Rows * image.SamplesPerPixel * frames, data)
     if image.PhotometricInterpretation == "PALETTE COLOR":
         raise ValueError(PALETTE)
     stored = image.pixel_array
@@ -146,6 +207,20 @@ def _dicom(data: bytes, window: Any) -> ndarray:
     if values.ndim == 3 and image.SamplesPerPixel == 1:
         values = np.moveaxis(values, 0, -1)
     return np.atleast_3d(values)
+
+
+def _check_inflated(data: bytes) -> None:
+    """Raise ValueError if what follows the head of a DICOM file is packed, and far larger than the file."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble
+
+    file: Any = BytesIO(data)
+    read_preamble(file, force=False)
+    head = _read_file_meta_info(file)
+    if "TransferSyntaxUID" in head and head.TransferSyntaxUID.is_deflated:
+        decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+        decoder.decompress(file.read(), most_bytes(len(data)))
+        if decoder.unconsumed_tail:
+            raise ValueError(f"its content {TOO_MUCH}")
 
 
 def measure(samples: Any, reading: PlanesReading) -> tuple[list[float], list[float]]:

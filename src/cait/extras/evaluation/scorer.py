@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassCalibrationError, MulticlassCo
 
 from cait.cli.evaluate import Row, Scores, Scoring
 from cait.data.loader import Loader
-from cait.errors import UserError, abbreviate, say
+from cait.errors import UserError, abbreviate, printable, say
 from cait.extras.evaluation.extra_sets import TEST, open_extra, open_test, real_labels
 from cait.extras.scores import WEAKEST, weakest
 from cait.train.callbacks import EMA
@@ -176,5 +176,5 @@ class Evaluation(Callback):
     def show(self, result: Scores) -> None:
         """Print the classes with the lowest accuracy."""
         if weak := weakest(result[self.scoring.chosen]["per_class"]):
-            names = [f"{name} ({share:.1f} %)" for share, name in weak]
+            names = [f"{printable(name)} ({share:.1f} %)" for share, name in weak]
             say(f"weakest classes: {abbreviate(names, WEAKEST)}")

@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError, say
+from cait.extras.display import written
 from cait.extras.publish import SHARED_FIELDS
 from cait.model.config import VARIANTS
 from cait.references import TIMM
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import Settings
+from cait.settings import Settings, group
 
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
@@ -25,6 +26,8 @@ settings, the curves and how to use the model. With OWNER/NAME timm's files are 
 `hf upload OWNER/NAME FOLDER` puts all on the Hub."""
 README = "README.md"
 CURVES = "curves.png"
+WORD = re.compile(r"(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z][\w./-]*", re.ASCII)
+"""A text that needs no quotes in YAML."""
 Content = Mapping[str, Any]
 """What a file holds."""
 PLACES = ("root", "data_dir", "copies_dir", "labels", "val_list", "weights", "teacher_path")
@@ -69,7 +72,9 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
 
     Raises what `scores.read` does, and UserError if timm does not know the network.
     """
+    from cait.data.datamodule import DataSettings
     from cait.extras import curves, plots, scores
+    from cait.train.module import ModuleSettings
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about = scores.read(folder, checkpoint, program.command("eval", folder))
@@ -86,6 +91,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     # as the Hub allows
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
     config = saved.run_settings(folder)
+    group(ModuleSettings, config["model"])  # each value is of its type, or a line says which is not
+    group(DataSettings, config["data"])
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
     card = text(repo, scored, about, config, images, given.license, plugins.results(folder))
@@ -120,13 +127,11 @@ def text(
     tables: Any,
 ) -> str:
     """The card by card.jinja: `about` is evaluation.json, `scores` its part, `images` are those that trained."""
-    import yaml
     from huggingface_hub import ModelCard
 
     from cait.extras.display import network_name
     from cait.extras.scores import WEAKEST, weakest
 
-    settings = yaml.safe_dump(_settings(config), sort_keys=False)
     card = ModelCard.from_template(
         _metadata(repo, scores, config, license),
         str(Path(__file__).with_name("card.jinja")),
@@ -135,8 +140,8 @@ def text(
         about=about,
         images=images,
         tables=tables,
-        cell=_cell,
         table=_table,
+        written=written,
         data=config["data"],
         model=config["model"],
         dataset=_data_name(config),
@@ -144,7 +149,7 @@ def text(
         network=network_name(about["model"], config["model"].get("fields")),
         results=_results(scores),
         weakest=weakest(scores["per_class"])[:WEAKEST],
-        settings=settings.strip().replace("```", "'''"),  # which would end the block
+        settings="\n".join(_yaml_lines(_settings(config))),
     )
     return f"{card}\n"
 
@@ -152,7 +157,7 @@ def text(
 def _metadata(repo: str, scores: Content, config: Content, license: str | None) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
-    name = _data_name(config)
+    name = written(_data_name(config), "terminal")
     several = "mAP" in scores
     result = EvalResult(
         task_type="image-classification",
@@ -191,7 +196,11 @@ def _results(scores: Content) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *(map(_cell, row) for row in rows)]
+    lines = [
+        head,
+        ["---"] * len(head),
+        *([written(cell, "markdown") for cell in row] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -217,8 +226,21 @@ def _public(settings: Content) -> Settings:
     }
 
 
-def _cell(text: str) -> str:
-    """A name in Markdown, with all markup escaped."""
-    shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    # addresses are links too
-    return re.sub(r"[\\`*_{}\[\]<>|#&~@]|:(?=//)|(?<=www)\.", r"\\\g<0>", shown)
+def _yaml_lines(settings: Content, indent: str = "") -> Iterator[str]:
+    """Settings as YAML, each on one line: a text of many lines could look like something else."""
+    for name, value in settings.items():
+        shown = f"{indent}{_yaml_value(name)}:"
+        if isinstance(value, dict) and value:
+            yield shown
+            yield from _yaml_lines(value, f"{indent}  ")
+        else:
+            yield f"{shown} {_yaml_value(value)}"
+
+
+def _yaml_value(value: Any) -> str:
+    import yaml
+
+    if isinstance(value, float):
+        return yaml.safe_dump(value).splitlines()[0]  # JSON's 1e-05 is a text in YAML
+    is_word = isinstance(value, str) and WORD.fullmatch(value)
+    return value if is_word else written(value, "json")

@@ -1,7 +1,9 @@
 """Planes: read to the bit beside the libraries' own readers, learned from, resumed, exported."""
 
+import lzma
 import struct
 import sys
+import tracemalloc
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +20,7 @@ from same import same
 from timm.data import create_transform
 
 import cait
+from cait import plain
 from cait.cli import main
 from cait.data import datamodule
 from cait.data.dataset import seed_generators
@@ -25,6 +28,7 @@ from cait.data.reading import load_image
 from cait.data.transforms import Preprocessing
 from cait.errors import UserError
 from cait.extras.channels import CHANNELS, holds_planes, settings_for
+from cait.extras.channels import planes as of_planes
 from cait.extras.channels.planes import numbers, read
 from cait.extras.channels.preprocessing import PlanesReading
 
@@ -110,6 +114,93 @@ def test_what_numbers_stand_for_is_known_or_refused(tmp_path: Path) -> None:
             read(tmp_path / "turned.png", PlanesReading(upright, reader=READER, in_chans=1)).shape
             == size
         )
+
+
+def deflated_dicom(zeros: int) -> bytes:
+    """A DICOM file whose content is deflated, with so many zeros in a private element."""
+    image, file = pydicom.dcmread(DICOM / "CT_small.dcm"), BytesIO()
+    image.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    image.add_new((0x7FE1, 0x1010), "OB", bytes(zeros))
+    image.save_as(file)
+    return file.getvalue()
+
+
+def strip(compression: int, packed: bytes, tile: int = 0) -> bytes:
+    """A TIFF file of 10 × 10 pixels in one strip, or one tile of another size."""
+    ends = [(322, tile), (323, tile), (324, 8), (325, len(packed))]
+    if not tile:
+        ends = [(273, 8), (278, 10), (279, len(packed))]
+    tags = [(256, 10), (257, 10), (258, 8), (259, compression), (262, 1), (277, 1), *ends]
+    packed += bytes(len(packed) % 2)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags))
+    return (
+        struct.pack("<4sI", b"II*\0", 8 + len(packed))
+        + packed
+        + struct.pack("<H", len(tags))
+        + entries
+        + bytes(4)
+    )
+
+
+ZEROS = 1 << 26
+PACKED = {
+    "deflate": strip(8, zlib.compress(bytes(ZEROS))),
+    "lzma": strip(34925, lzma.compress(bytes(ZEROS))),
+    "packbits": strip(32773, b"\x81\0" * (ZEROS >> 7)),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_no_more_of_a_strip_is_unpacked_than_its_image_has(kind: str) -> None:
+    numbers(PACKED[kind], 1)  # what is imported stays
+    tracemalloc.start()
+    shape = numbers(PACKED[kind], 1).shape
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (shape, taken < ZEROS / 4) == ((10, 10, 1), True)
+
+
+def gif() -> bytes:
+    file = BytesIO()
+    images = [Image.new("L", (9, 9), shade) for shade in (1, 2)]
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:])
+    return file.getvalue()
+
+
+def test_a_damaged_png_is_an_error() -> None:
+    """torchvision would end the process."""
+    data = png(FIVE[..., :3])
+    start = data.index(b"IDAT") + 4
+    lines = b"\x09" + zlib.decompress(data[start:-16])[1:]  # no such filter
+    packed = zlib.compress(lines)
+    chunk = b"IDAT" + packed
+    damaged = data[: start - 8] + struct.pack(">I", len(packed)) + chunk
+    damaged += struct.pack(">I", zlib.crc32(chunk)) + data[-12:]
+    with pytest.raises(OSError, match="data stream"):
+        numbers(damaged, 3)
+
+
+TOO_MUCH = "would take far more memory"
+BOMBS = {
+    "deflated DICOM": (deflated_dicom(1 << 22), TOO_MUCH),
+    "a tile": (strip(8, zlib.compress(bytes(99)), 60_000), TOO_MUCH),
+    "an image": (tiff(np.zeros((600, 600, 5), np.uint8), compression="zlib"), TOO_MUCH),
+    "PNG": (png(np.zeros((900, 900, 1), np.uint16)), TOO_MUCH),
+    "pages": (tiff(np.zeros((60, 2, 2), np.uint8), planarconfig=None), "60 pages are more than 50"),
+    "an animation": (gif(), "palette"),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_what_a_file_takes_is_known_before_it_is_unpacked(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, words = BOMBS[kind]
+    assert kind != "deflated DICOM" or numbers(deflated_dicom(0), 1).shape == (128, 128, 1)
+    monkeypatch.setattr(plain, "FLOOR", 1 << 20)
+    monkeypatch.setattr(of_planes, "MOST_PAGES", 50)
+    with pytest.raises(ValueError, match=words):
+        numbers(data, 1)
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,5 +1,6 @@
 """The model card, and timm's files for the Hub beside it."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ from cait import ckpt
 from cait.cli import main
 from cait.data.reading import Reading, load_image
 from cait.extras.channels.preprocessing import Planes
-from cait.extras.display import network_name
+from cait.extras.display import LANGUAGES, network_name, written
 from cait.extras.publish import card as hub_card
 from cait.plugins import Results
 from cait.settings import group, values
@@ -203,6 +204,60 @@ def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
     )
     assert "\na \\# b\\[31m\\| http\\://c www\\.d is better.\n" in card
     assert "2 classes: a\\` \\<b\\> for images" in card
+
+
+ODD = "1\\n2\nimport os; os.system(1)\n```\n---\n<script>$x$</script>\u2028`{{ 7 * 7 }}\"'\\"
+"""A text that would be code, markup, or the end of a block where it is not escaped."""
+SETTINGS = dict.fromkeys(values(Planes()), ODD) | {"root": f"sets/{ODD}", "val_split": ODD}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "model", "fields", "a class", "the repository"])
+def test_no_value_leaves_its_place_in_the_card(name: str) -> None:
+    config: dict[str, Any] = {"model": {"name": "xxs24", "fields": {"in_chans": 5}}, "data": {}}
+    config["data"] = {"root": "sets/mine", "reader": "cait.extras.channels.planes:read"}
+    about: dict[str, Any] = dict(class_names=["a", "b"], img_size=16, model="x", step=1, epoch=0)
+    about |= {"is_own": False, "is_timms": True}
+    repo, scores = "me/own", SCORES
+    if name in SETTINGS:
+        config["data"][name] = SETTINGS[name]
+    elif name == "a class":
+        about["class_names"] = ["a", ODD]
+        scores = SCORES | {"per_class": {"a": 25.0, ODD: 75.0}}
+    elif name == "the repository":
+        repo = f"me/{ODD}".replace("/script", "")
+    else:
+        config["model"][name] = {"in_chans": 5, ODD: ODD} if name == "fields" else ODD
+        about["model"] = ODD
+    card = hub_card.text(repo, scores, about, config, 8, None, ())
+    assert not re.search(r"^\s*(import os;|<script|---$)", card.partition("\n# ")[2], re.M)
+    assert "{{" not in card or "49" not in card
+    code, settings = (
+        re.search(rf"```{kind}\n(.*?)\n```$", card, re.S | re.M) for kind in ("python", "yaml")
+    )
+    called = {
+        node.func.attr
+        for node in ast.walk(ast.parse(code[1]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert "system" not in called
+    shown = yaml.safe_load(settings[1])
+    if name in SETTINGS and name not in ("root", "val_split"):
+        assert shown["data"][name] == ODD
+    assert huggingface_hub.ModelCard(card).data.eval_results[0].metric_value == 0.5
+
+
+LANGUAGE_READERS: dict[str, Any] = {"python": ast.literal_eval, "json": json.loads}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_each_language_has_a_value_on_one_line(language: str) -> None:
+    text = written(ODD, language)
+    assert len(text.splitlines()) == 1
+    assert "```" not in text or language in ("html", "terminal")
+    if language in LANGUAGE_READERS:
+        assert LANGUAGE_READERS[language](text) == ODD
+    if language == "html":
+        assert not {"<", ">", '"', "'"} & {*text}
 
 
 def test_what_goes_to_the_hub_is_what_timm_loads(
