@@ -155,7 +155,7 @@ class ReplayCLI(CaiTCLI):
 
     def _train(self, *args: Any, **kwargs: Any) -> None:
         asked = self.asked
-        if "LOCAL_RANK" not in os.environ:
+        if self.processes.rank() == 0:
             origin = (
                 f"from {asked.start}"
                 if asked.start

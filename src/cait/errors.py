@@ -128,7 +128,8 @@ def tell(line: str) -> None:
 @functools.cache
 def tell_once(line: str) -> None:
     """`tell` it in one process of a run, and not again where the same images are divided a second time."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    # of torchrun, Lightning and srun
+    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):
         tell(line)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from cait import seeds
 from cait.data import reading
 from cait.data.datamodule import PREPARATION, ImageNetDataModule
+from cait.data.dataset import NO_LABEL
 from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImages, load_image
 from cait.data.source import open_source
@@ -137,11 +138,12 @@ def test_too_few_images_are_told(mixed_root: Path) -> None:
     data.setup("fit")
     with pytest.raises(UserError, match="lower --data"):
         data.train_dataloader()
-    data.trainer = SimpleNamespace(global_rank=0, world_size=16, num_devices=16)
-    with pytest.raises(
-        UserError, match="15 validation images cannot be shared out over 16 processes"
-    ):
-        data.val_dataloader()
+    data.trainer = SimpleNamespace(global_rank=15, world_size=16, num_devices=16)
+    with pytest.raises(UserError, match="15 images cannot be shared out over 16 processes"):
+        data.predict_dataloader()
+    [(images, labels)] = data.val_dataloader()  # it adds up the metrics with the others
+    assert labels.tolist() == [NO_LABEL]
+    assert not images.any()
 
 
 def test_a_checkpoint_holds_the_classes_as_they_were_first_listed(mixed_root: Path) -> None:
@@ -218,11 +220,12 @@ def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(mixed_root: Path) -
 
     saved = trained().state_dict()
     trained().load_state_dict(saved)
+    trained(batch_size=2, accumulated=2).load_state_dict(saved)  # as on half the processes
     for other, words in (
         (trained(seed=7), "seed was 0, is 7; to continue anyway add --data.check_resume false"),
         (trained(crop_pct=0.5), "crop_pct was 1.0, is 0.5"),
-        (trained(batch_size=8), "images a batch, over all processes was 4, is 8"),
-        (trained(accumulated=2), "batches accumulated, by epoch was {0: 1}, is {0: 2}"),
+        (trained(batch_size=8), "images a step, by epoch was {0: 4}, is {0: 8}"),
+        (trained(accumulated=2), "images a step, by epoch was {0: 4}, is {0: 8}"),
         (trained(val_split="train", train_split="val"), "training pictures was 36, is 15"),
         (trained(val_split="train"), "validation pictures was 15, is 36"),
     ):
@@ -384,6 +387,13 @@ def test_a_folder_is_listed_as_it_is_laid_out_or_refused(
         assert source.left_out.get("broken links", []) == [link for link in links if link == "gone"]
 
 
+def test_a_folder_of_images_beside_a_configuration_is_no_run(tmp_path: Path) -> None:
+    laid_out(tmp_path, "a/2024/camera/1.png a/2024/camera/2.png a/3.png b/1.png b/2.png b/3.png")
+    (tmp_path / "a/2024/camera/config.yaml").touch()
+    source = open_source(str(tmp_path))
+    assert len(source.train) + len(source.val) == 6
+
+
 def test_classes_that_are_linked_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -530,6 +540,15 @@ def test_a_small_picture_may_not_take_much(
             match=r"cannot read the image .*(scans are more than|far more parts or bytes)",
         ):
             read(path)
+
+
+def test_a_picture_may_take_the_last_byte_that_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "OPENING", (10, 20))
+    assert reading.Bounded(BytesIO(bytes(20))).read() == bytes(20)
+    with pytest.raises(ValueError, match="far more parts or bytes"):
+        reading.Bounded(BytesIO(bytes(21))).read()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
 from cait import seeds
-from cait.data.loader import Loader, ShardSampler, TrainBatchSampler, worker_start
+from cait.data.loader import NO_IMAGE, Loader, ShardSampler, TrainBatchSampler, worker_start
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,30 @@ def test_a_pass_may_begin_at_any_batch() -> None:
 @pytest.mark.parametrize(("length", "world_size"), [(15, 2), (7, 4), (2, 4), (8, 1)])
 def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
     shards = [ShardSampler(length, rank, world_size) for rank in range(world_size)]
-    assert sorted(index for shard in shards for index in shard) == list(range(length))
-    assert all(len(list(shard)) == len(shard) for shard in shards)
+    indices = sorted(index for shard in shards for index in shard)
+    assert [index for index in indices if index != NO_IMAGE] == list(range(length))
+    # each process joins in adding up the metrics
+    assert all(len(list(shard)) == len(shard) > 0 for shard in shards)
+
+
+@pytest.mark.parametrize(("processes", "accumulated"), [(4, 1), (2, 2), (1, 4), (1, 1), (2, 4)])
+def test_a_step_has_the_same_images_however_they_are_divided(
+    processes: int, accumulated: int
+) -> None:
+    def steps(processes: int, accumulated: int) -> list[set[tuple[int, int, int]]]:
+        size = 32 // processes // accumulated
+        ranks = [
+            [*TrainBatchSampler(512, size, 0, 3, rank, processes)] for rank in range(processes)
+        ]
+        batches = [
+            {key for keys in together for key in keys} for together in zip(*ranks, strict=True)
+        ]
+        return [
+            set().union(*batches[first : first + accumulated])
+            for first in range(0, len(batches), accumulated)
+        ]
+
+    assert steps(processes, accumulated) == steps(1, 1)
 
 
 def train_loader(root: Path, workers: int = 0) -> Loader:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.pytorch.plugins.layer_sync import LayerSync
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 
 from cait import ckpt, plugins
 from cait.cli import noise
@@ -26,7 +26,7 @@ from cait.guards import configurations, refusals
 from cait.guards.configurations import entries
 from cait.guards.run_lock import RunLock
 from cait.loops import accumulated, start_where_told
-from cait.run import rundir
+from cait.run import rundir, signals
 from cait.run.checkpoints import LastCheckpoint, newest_whole
 from cait.run.program import Program
 from cait.settings import Settings, check, flatten, listed, nested
@@ -70,6 +70,7 @@ class CaiTCLI(LightningCLI):
                 program.module or CaiTModule,
                 program.data or ImageNetDataModule,
                 save_config_callback=None,  # a run has `SaveConfig` before other callbacks
+                trainer_class=signals.Trainer,
                 # The data module divides the images, exactly.
                 trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
                 seed_everything_default=0,
@@ -235,8 +236,7 @@ class CaiTCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
         if config.trainer.fast_dev_run:  # it writes nothing
             return root
-        # by torchrun or Lightning, or by SLURM
-        launched = "LOCAL_RANK" in os.environ or self.processes.started() > 1
+        launched = self.processes.is_launched()
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             recipe = (
@@ -255,8 +255,7 @@ class CaiTCLI(LightningCLI):
         """The run's folder, locked. Raises UserError if it holds a run and this one does not go on with it."""
         folder = self._run_folder()
         start = self.config.fit.ckpt_path
-        is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # set from the launcher's variables
-        if self.config.fit.trainer.fast_dev_run or not is_first:
+        if self.config.fit.trainer.fast_dev_run or self.processes.rank() > 0:
             return folder
         checkpoints = folder / rundir.CHECKPOINTS
         # maybe from elsewhere
@@ -294,12 +293,14 @@ class CaiTCLI(LightningCLI):
                 kwargs["callbacks"].insert(1, self.lock)
         else:
             kwargs["logger"] = kwargs["enable_checkpointing"] = False
-        trainer = super().instantiate_trainer(**kwargs)
+        trainer: Any = super().instantiate_trainer(**kwargs)
         start_where_told(trainer)
         refusals.check_strategy(trainer, settings)
         refusals.check_processes(trainer, self.processes.started())
         if self.subcommand == "fit":
             self.unused.check_made(self.model.model, self.datamodule.source, trainer.strategy)
+            if trainer.world_size > 1:
+                trainer.callbacks.append(signals.StopTogether())
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * accumulated(trainer, 0)
             refusals.check_rates(self.model.settings, images)

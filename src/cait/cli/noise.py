@@ -19,7 +19,6 @@ WARNINGS = (
     "You're resuming from a checkpoint that ended before the epoch ended",  # the loader starts where it stopped
     r".*LeafSpec.* is deprecated",
     r".*does not have many workers",
-    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronized them
     "The `srun` command is available",  # what srun must start is known before, see `Processes.cluster`
     r"Checkpoint directory .* exists and is not empty",
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation

@@ -36,6 +36,8 @@ from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Prepro
 from cait.errors import UserError, abbreviate
 from cait.settings import Settings, check_names, values
 
+BATCH = "images a batch, over all processes"
+ACCUMULATED = "batches accumulated, by epoch"
 EVAL_BATCH = 128
 """Most images that are scored at once where `batch_size` counts those of all processes."""
 
@@ -320,32 +322,30 @@ class ImageNetDataModule(LightningDataModule):
             write_held_out(path, source.val, self.root, self.label_names)
 
     def val_dataloader(self) -> Loader:
-        return self._eval_loader(self.val_images, "validation")
+        return self._eval_loader(self.val_images)
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is NO_LABEL for an image that cannot be read."""
-        loader = self._eval_loader(
-            self._eval_images(self.predict_samples, UnreadableImages()), "prediction"
-        )
+        images = self._eval_images(self.predict_samples, UnreadableImages())
+        processes = self.rank_and_world()[1]
+        if len(images) < processes:
+            raise UserError(f"{len(images)} images cannot be shared out over {processes} processes")
+        loader = self._eval_loader(images)
         loader.finish = loader.finish and self._normalized
         return loader
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
         unreadable = UnreadableImages(limit=self.settings.bad_allowed(len(samples)))
-        loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
+        loader = self._eval_loader(self._eval_images(samples, unreadable))
         # here, because the Trainer gets the loader without this data module's hooks
         loader.finish = self._labelled
         return loader
 
-    def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
-        rank, world_size = self.rank_and_world()
-        # a process without a batch would not join in adding up the metrics
-        if len(images) < world_size:
-            raise UserError(
-                f"{len(images)} {purpose} images cannot be shared out over {world_size} processes"
-            )
-        sampler = ShardSampler(len(images), rank, world_size)
+    def _eval_loader(self, images: EvalImages) -> Loader:
+        if not len(images):
+            raise UserError(f"no image of {self.root} is to be evaluated")
+        sampler = ShardSampler(len(images), *self.rank_and_world())
         return Loader(
             images,
             sampler=sampler,
@@ -444,10 +444,8 @@ class ImageNetDataModule(LightningDataModule):
             "seed": self.seed,
             "repeats": self.settings.repeats,
             "pixels by": self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.world_batch_size,
-            "batches accumulated, by epoch": loops.accumulation(self.trainer)
-            if self.trainer
-            else {0: 1},
+            BATCH: self.world_batch_size,
+            ACCUMULATED: loops.accumulation(self.trainer) if self.trainer else {0: 1},
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._train_digest,
             "validation pictures": len(self.source.val),
@@ -543,5 +541,12 @@ class ImageNetDataModule(LightningDataModule):
 
 
 def _resume_facts(state: State) -> State:
-    """What a run that goes on must have as before."""
-    return state["depends_on"] | (state.get("preprocessing") or {})
+    """What a run that goes on must have as before: the images of a step, however they are divided over batches."""
+    facts = state["depends_on"] | (state.get("preprocessing") or {})
+    images = facts.pop(BATCH, None)
+    accumulated = facts.pop(ACCUMULATED, None)
+    if images and accumulated:
+        facts["images a step, by epoch"] = {
+            epoch: images * batches for epoch, batches in accumulated.items()
+        }
+    return facts

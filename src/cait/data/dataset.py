@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.loader import Key
+from cait.data.loader import NO_IMAGE, Key
 from cait.data.reading import (
     RawImage,
     Reading,
@@ -161,7 +161,7 @@ class TrainImages(Dataset[tuple[Any, int]]):
 class EvalImages(Dataset[tuple[Tensor, int]]):
     """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalized.
 
-    An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL.
+    An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL, as NO_IMAGE does.
     """
 
     samples: Samples
@@ -174,6 +174,8 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == NO_IMAGE:
+            return channels_last(self.transform(self.reading.blank())), NO_LABEL
         seed_generators(seeds.image(0, 0, index, 0))
         name = self.samples.name(index)
         try:

@@ -18,6 +18,8 @@ from cait.settings import Group, In, PositiveInt, Settings, ShareBelow1
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
+NO_IMAGE = -1
+"""In the place of an index: a blank image that is not counted."""
 READY = 2
 """Batches that each loader process has ready."""
 MOST_WORKERS = 1024
@@ -138,12 +140,13 @@ def occurrences(order: Tensor) -> Tensor:
 class ShardSampler(SequentialSampler):
     """Every index exactly once over all ranks: rank r of w takes r, r + w, r + 2w, ...
 
-    Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact. It is a
-    SequentialSampler because Lightning replaces all others under `overfit_batches`.
+    Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact. A rank without
+    an image takes NO_IMAGE, because it has to join in adding up the metrics. It is a SequentialSampler because
+    Lightning replaces all others under `overfit_batches`.
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
-        self.indices = range(rank, length, world_size)
+        self.indices = range(rank, length, world_size) or [NO_IMAGE]
         super().__init__(self.indices)
 
     def __iter__(self) -> Iterator[int]:

@@ -1,7 +1,6 @@
 """Errors of jsonargparse, Lightning and torch in one line, and settings with which a run cannot save and resume."""
 
 import contextlib
-import os
 import re
 import sys
 import threading
@@ -9,13 +8,19 @@ import traceback
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import lightning
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.plugins.environments import (
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -51,6 +56,8 @@ REPLACED = {
 }
 """Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
 
+LAUNCHERS = (LightningEnvironment, TorchElasticEnvironment, SLURMEnvironment, NoneType)
+"""What says how the processes of a run were started; None for one device."""
 IMAGES = ("data.root", "data.val_list", "data.labels", "data.folds")
 """Settings that say which images a run has."""
 NO_VERB = Needs("a verb that tests", "", lambda: False)
@@ -327,24 +334,29 @@ def check_strategy(trainer: Trainer, settings: Any) -> None:
         raise UserError(
             f"--trainer.precision {trainer.precision}: a run cannot be resumed to the bit with it; take bf16-mixed"
         )
+    name = type(strategy).__name__
     if hasattr(strategy, "check"):
         strategy.check(trainer.precision, bool(settings.sync_batchnorm))
-    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or "spawn" in str(
-        settings.strategy
-    ):
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):
         raise UserError(
-            f"--trainer.strategy: runs save and resume with ddp or one device, not {type(strategy).__name__}"
+            f"--trainer.strategy: runs save and resume with ddp or one device, not {name}"
+        )
+    # The process that forks or spawns others does not train: it holds the lock, and gets the signals.
+    if not isinstance(strategy.launcher, _SubprocessScriptLauncher | None):
+        raise UserError(
+            f"--trainer.strategy: runs save and resume with ddp or one device, not {name} in "
+            "processes that are forked or spawned; a notebook takes --trainer.devices 1"
         )
 
 
 def check_processes(trainer: Trainer, started: int) -> None:
     """Refuse a run that does not have the processes that the user asked for, where a launcher has `started` so many."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
-    if (
-        trainer.num_nodes > 1
-        and isinstance(cluster, LightningEnvironment)
-        and not os.getenv("MASTER_ADDR")
-    ):
+    if not isinstance(cluster, LAUNCHERS):
+        raise UserError(
+            f"{type(cluster).__name__} cannot start the processes of a run: take torchrun, srun or --trainer.devices"
+        )
+    if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment):
         raise UserError(
             f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun"
         )

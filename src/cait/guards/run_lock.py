@@ -11,6 +11,7 @@ from cait import disk
 from cait.errors import UserError
 from cait.run.rundir import FINISHED, LOCK, FolderGuard
 
+STARTING = ".starting"
 PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
 
@@ -18,8 +19,10 @@ PATIENCE = 2.0
 class RunLock(Callback):
     """A lock on a run's folder, until `release` or the end of the process, however it ends. A missing folder is made.
 
-    As a callback of the Trainer it learns when training begins. The file FINISHED says that training has ended as
-    planned; a run that goes on loses it. Raises UserError if another process holds the lock.
+    As a callback of the Trainer it learns when training begins. The file STARTING says that it has not, to whatever
+    process asks. FINISHED says that it has ended as planned; a run that goes on loses it.
+
+    Raises UserError if another process holds the lock.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -31,14 +34,14 @@ class RunLock(Callback):
             self.release = disk.acquire_lock(run_dir / LOCK, PATIENCE).release
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
-        self._trained = False
-        self._before = {path.name for path in run_dir.iterdir()} - {LOCK}
+        self._before = {path.name for path in run_dir.iterdir()} - {LOCK, STARTING}
+        (run_dir / STARTING).touch()
         disk.clear_scratch(run_dir)
 
     def on_train_start(self, *_: Any) -> None:
         self.guard.check()
-        self._trained = True
-        (self.run_dir / FINISHED).unlink(missing_ok=True)
+        for name in (STARTING, FINISHED):
+            (self.run_dir / name).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal
@@ -47,7 +50,7 @@ class RunLock(Callback):
 
     def roll_back(self) -> None:
         """Release the folder. If training never began, first remove what is new in it, and itself if that was all."""
-        if not self._trained and not self.guard.is_gone():
+        if not self.guard.is_gone() and (self.run_dir / STARTING).exists():
             for path in self.run_dir.iterdir():
                 if path.name not in self._before | {LOCK}:
                     disk.remove(path)

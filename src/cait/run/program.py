@@ -28,10 +28,11 @@ WAIT = timedelta(minutes=30)
 
 
 class Processes:
-    """This process and the others that torchrun or SLURM started to train one run.
+    """This process and the others of one run, and how they were started: nobody else asks the environment.
 
-    They exchange words before they train, through the store by which torch connects them later. Processes that only
-    Lightning starts are on one machine, and are not connected yet: each answers for itself.
+    Those that torchrun or SLURM started exchange words before they train, through the store by which torch connects
+    them later. Lightning starts the others of a machine by the command line of the first, when that one begins to
+    train. They are not connected until then: each answers for itself.
     """
 
     _store: Store | None = None
@@ -73,9 +74,13 @@ class Processes:
         return cluster.world_size() if cluster else 1
 
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Which process of the run this one is, whoever started it."""
         cluster = self.cluster()
-        return cluster.global_rank() if cluster else 0
+        return cluster.global_rank() if cluster else int(os.environ.get("LOCAL_RANK", 0))
+
+    def is_launched(self) -> bool:
+        """Whether this process is one of several that were started alike, by a launcher or by Lightning."""
+        return "LOCAL_RANK" in os.environ or self.started() > 1
 
     def follow_launcher(self, trainer: Any) -> None:
         """Take the number of processes from torchrun or SLURM, where the Trainer's settings ask for one or for "auto".
@@ -105,8 +110,9 @@ class Processes:
             ) from error
 
     def from_first(self, make: Callable[[], str]) -> str:
-        """What `make` returns in the first process."""
-        return self.agree(make() if self.rank() == 0 else "")[0]
+        """What `make` returns in the first process that can be reached."""
+        makes = self.rank() == 0 or self.started() == 1
+        return self.agree(make() if makes else "")[0]
 
 
 def _exchange(store: Store, word: str, rank: int, size: int) -> list[str]:

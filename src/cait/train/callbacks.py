@@ -17,6 +17,7 @@ from cait.ckpt import Checkpoint, State
 from cait.data.dataset import seed_generators
 from cait.errors import UserError, one_line
 from cait.settings import In
+from cait.train.module import SAME, share_buffers
 
 DECAY = In("[0, 1)")
 NEAR = 0.95
@@ -90,13 +91,8 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
-        if self.average is None or trainer.world_size == 1:
-            return
-        # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
-        for buffer in self.average.buffers():
-            first = buffer.contiguous()
-            torch.distributed.broadcast(first, 0)
-            buffer.copy_(first)
+        if self.average is not None and trainer.world_size > 1:
+            share_buffers(self.average)
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
@@ -142,7 +138,7 @@ class EMA(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
-            pl_module.log_dict(self.metrics.compute(ckpt.VAL_EMA))
+            pl_module.log_dict(self.metrics.compute(ckpt.VAL_EMA), **SAME)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Say so if the average is far behind: its decay is too large for so few steps."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -161,20 +162,55 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
 
 
 def _number(metric: Metric) -> Tensor:
-    """The value [] of a metric, as a floating-point number; NaN if torchmetrics calls it meaningless."""
-    with warnings.catch_warnings():
-        # as an AUROC of images of one class, which it gives as 0
-        warnings.filterwarnings("error", ".*meaningless")
-        try:
-            value = torch.as_tensor(metric.compute())
-        except UserWarning:
-            return torch.tensor(torch.nan)
+    """The value [] of a metric, in all processes that of the first; NaN if torchmetrics calls it meaningless."""
+    is_shared = dist.is_initialized()
+    if is_shared:
+        _even_lists(metric)
+    value = torch.as_tensor(_value(metric), device=metric.device).float()
     if value.numel() != 1:
         raise ValueError(
             f"it must compute one number, as with average='macro', not {value.numel()}"
         )
     value = value.reshape(())
-    return value if value.is_floating_point() else value.float()
+    if is_shared:
+        dist.broadcast(value, 0)
+    return value
+
+
+def _value(metric: Metric) -> Any:
+    """What a metric computes."""
+    with warnings.catch_warnings():
+        # where no image was counted, others have counted some
+        warnings.filterwarnings("ignore", ".*was called before the ``update``")
+        # as an AUROC of images of one class, which it gives as 0; it warns in the first process alone
+        warnings.filterwarnings("error", ".*meaningless")
+        try:
+            return metric.compute()
+        except UserWarning:
+            if metric._is_synced:
+                metric.unsync()
+            return torch.nan
+
+
+def _even_lists(metric: Metric) -> None:
+    """Make the lists of a metric as long in all processes, by tensors of no image.
+
+    torchmetrics gathers tensor by tensor, and has to know types and dimensions where no image was counted.
+    """
+    states = [
+        state
+        for module in metric.modules()
+        if isinstance(module, Metric)
+        for state in module.metric_state.values()
+    ]
+    lists = [state for state in states if isinstance(state, list)]
+    types = [[(tensor.dtype, tensor.shape[1:]) for tensor in state] for state in lists]
+    everywhere = [types] * dist.get_world_size()
+    dist.all_gather_object(everywhere, types)
+    for state, *of_processes in zip(lists, *everywhere, strict=True):
+        longest = max(of_processes, key=len)
+        for dtype, shape in longest[len(state) :]:
+            state.append(torch.empty((0, *shape), dtype=dtype, device=metric.device))
 
 
 Mode = Literal["max", "min"]

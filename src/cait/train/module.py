@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.overrides.distributed import prepare_for_backward
 from lightning.pytorch.utilities import rank_zero_info
@@ -38,11 +39,24 @@ Batch = tuple[Tensor, Tensor]
 NOTHING: tuple[list[State], State] = ([], {})
 ANSWERS = ("forward", "predict_step", "validation_step")
 """Methods that say what a run answers."""
+SAME: Settings = {"sync_dist": True, "reduce_fx": "max"}
+"""Arguments to log what all processes have alike: Lightning warns of what is not reduced, and a mean may round."""
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor, also of a DTensor. All processes must call it together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def share_buffers(network: nn.Module) -> None:
+    """Give all processes the buffers of process 0, which are saved: BatchNorm's statistics are of each one's images.
+
+    DDP does so before a forward pass, but not while gradients accumulate.
+    """
+    for buffer in network.buffers():
+        first = buffer.contiguous()
+        dist.broadcast(first, 0)
+        buffer.copy_(first)
 
 
 def lay_out_buckets(network: Any) -> None:
@@ -468,6 +482,10 @@ class CaiTModule(LightningModule):
         with suppress(SkipStep):
             super().optimizer_step(*args, **kwargs)
 
+    def on_validation_start(self) -> None:
+        if self.trainer.world_size > 1:
+            share_buffers(self.model)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Count a batch; its logits [B, num_classes] are for callbacks."""
         images, labels = batch
@@ -476,7 +494,7 @@ class CaiTModule(LightningModule):
         return logits
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
+        self.log_dict(self.val_metrics.compute("val"), prog_bar=True, **SAME)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""

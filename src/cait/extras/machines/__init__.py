@@ -6,11 +6,12 @@ from cait.plugins import Run
 
 
 def callbacks(run: Run) -> list[Any]:
-    """None; before torchrun's or SLURM's processes train they share a listing and compare what they have."""
-    processes = run.program.processes
-    if processes.started() > 1:
-        from cait.extras.machines.machines import compare, facts, list_once
+    """What compares processes that Lightning starts; those of torchrun or SLURM compare, and share a listing, now."""
+    from cait.extras.machines.machines import Comparison, compare, facts, list_once
 
-        list_once(run.data.source, processes)
-        compare(facts(run), processes)
+    processes = run.program.processes
+    if processes.started() == 1:
+        return [Comparison(run)]
+    list_once(run.data.source, processes)
+    compare(facts(run), processes.agree)
     return []

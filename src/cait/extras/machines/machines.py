@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
 
 import cait
 from cait import disk
@@ -57,12 +59,31 @@ def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
     return value
 
 
-def compare(facts: Mapping[str, str], processes: Processes) -> None:
-    """Raise UserError in all processes about the first fact in which one, maybe on another machine, differs."""
-    answers = [
-        json.loads(word)
-        for word in processes.agree(json.dumps([socket.gethostname(), dict(facts)]))
-    ]
+class Comparison(Callback):
+    """Compares the processes that Lightning starts, in the first hook in which they are connected."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        if trainer.world_size > 1:
+            compare(facts(self.run), _gathered)
+
+
+def _gathered(word: str) -> list[str]:
+    """The words of all processes, by rank."""
+    words = [""] * dist.get_world_size()
+    dist.all_gather_object(words, word)
+    return words
+
+
+def compare(facts: Mapping[str, str], agree: Callable[[str], list[str]]) -> None:
+    """Raise UserError in all processes about the first fact in which one, maybe on another machine, differs.
+
+    Args:
+        agree: gives the words of all processes for that of this one.
+    """
+    answers = [json.loads(word) for word in agree(json.dumps([socket.gethostname(), dict(facts)]))]
     first_host, expected = answers[0]
     for rank, (host, present) in enumerate(answers):
         for name in [*expected, *present]:

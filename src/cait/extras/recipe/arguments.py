@@ -89,11 +89,12 @@ def chosen(given: Settings, asked: Namespace, program: Program) -> Settings:
         except UserError as error:
             return json.dumps(str(error))
 
-    is_from_lightning = (
-        "LOCAL_RANK" in os.environ and CHOSEN in os.environ and program.processes.started() == 1
-    )
-    if not is_from_lightning:  # which started this process with the arguments of the first
-        os.environ[CHOSEN] = program.processes.from_first(planned)
+    processes = program.processes
+    is_from_lightning = processes.is_launched() and processes.started() == 1
+    if not (
+        is_from_lightning and CHOSEN in os.environ
+    ):  # which started this process with the arguments of the first
+        os.environ[CHOSEN] = processes.from_first(planned)
     settings = json.loads(os.environ[CHOSEN])
     if isinstance(settings, str):  # an error of the first process
         raise UserError(settings)

@@ -1,20 +1,24 @@
 """Processes on several machines: they list once, and what differs ends the run of all."""
 
+import json
 import re
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import LIMIT, SMALL, Cait, checkpoint, link_digits, start
-from runs import ENDLESS, torchrun
+from runs import ENDLESS, TWO, torchrun
 from together import together
 
 from cait.errors import UserError
+from cait.extras.machines import callbacks, machines
 from cait.extras.machines.machines import compare, share
+from cait.run.program import Processes
 
 HOST = socket.gethostname()
 SAME = "all processes of a run need the same data, code and settings"
@@ -39,14 +43,16 @@ def failing() -> None:
             lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str),
             ["no image"] * 3,
         ),
-        (lambda processes, rank: compare({"--model.lr": "0.1"}, processes), [None] * 3),
+        (lambda processes, rank: compare({"--model.lr": "0.1"}, processes.agree), [None] * 3),
         (
-            lambda processes, rank: compare({"--model.lr": "0.1" if rank else "0.2"}, processes),
+            lambda processes, rank: compare(
+                {"--model.lr": "0.1" if rank else "0.2"}, processes.agree
+            ),
             [ODD] * 3,
         ),
         (
             lambda processes, rank: compare(
-                {} if rank == 1 else {"checkpoint": "last.ckpt"}, processes
+                {} if rank == 1 else {"checkpoint": "last.ckpt"}, processes.agree
             ),
             [LACKS] * 3,
         ),
@@ -56,6 +62,63 @@ def test_processes_share_and_compare_before_they_train(
     main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert together(main, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("own", [{"classes": "cat, dog"}, {"classes": "dog, cat"}])
+def test_processes_that_lightning_starts_are_compared_once_they_are_connected(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(words: list[str], word: str) -> None:
+        words[:] = [json.dumps([HOST, {"classes": "cat, dog"}]), word]
+
+    monkeypatch.setattr(machines.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(machines.dist, "all_gather_object", gather)
+    monkeypatch.setattr(machines, "facts", lambda run: run)
+    program = SimpleNamespace(processes=Processes())
+    [comparison] = callbacks(SimpleNamespace(program=program))
+    comparison.run = own
+    comparison.setup(SimpleNamespace(world_size=1), None, stage="fit")
+    if own["classes"] == "cat, dog":
+        comparison.setup(SimpleNamespace(world_size=2), None, stage="fit")
+        return
+    says = f"process 1 on {HOST} has classes dog, cat, process 0 on {HOST} cat, dog: {SAME}"
+    with pytest.raises(UserError, match=re.escape(says)):
+        comparison.setup(SimpleNamespace(world_size=2), None, stage="fit")
+
+
+OF_A_SET = """
+import os
+
+import numpy as np
+from PIL import Image
+
+class Classes:
+    \"\"\"Their order is another in each process, as that of a set is.\"\"\"
+
+    classes = ["ash", "elm"] if os.environ.get("LOCAL_RANK", "0") == "0" else ["elm", "ash"]
+
+    def __init__(self, split):
+        pass
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return Image.fromarray(np.zeros((8, 8, 3), np.uint8)), index % 2
+"""
+
+
+@pytest.mark.slow
+def test_classes_in_another_order_end_a_run_that_lightning_started(
+    cait: Cait, tmp_path: Path
+) -> None:
+    (tmp_path / "of_a_set.py").write_text(OF_A_SET)
+    images = ["--data.root=of_a_set:Classes", "--data.batch_size=4", "--run_name=cut"]
+    failed = cait("fit", *SMALL, *TWO, *images)
+    assert failed.returncode == 2
+    says = f"process 1 on {HOST} has classes elm, ash, process 0 on {HOST} ash, elm: {SAME}"
+    assert says in failed.stderr
+    assert not (tmp_path / "logs/cut").exists()
 
 
 @pytest.mark.slow
