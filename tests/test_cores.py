@@ -1,10 +1,12 @@
 """The cores of a training process, as launchers and schedulers leave them."""
 
 import os
+from pathlib import Path
 
 import joblib
 import pytest
 from harness import python
+from modules import images_in
 
 from cait import cores
 from cait.cli import main
@@ -34,6 +36,17 @@ def test_the_share_of_a_process(
     if of_step is not None:
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", of_step)
     assert cores.share(processes) == expected
+
+
+@pytest.mark.parametrize(("cores_of_this", "workers"), [(6, 6), (96, 16)])
+def test_a_loader_of_ones_own_script_has_a_worker_for_each_core(
+    cores_of_this: int, workers: int, mixed_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joblib, "cpu_count", lambda: cores_of_this)
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    data = images_in(mixed_root, num_workers=None)
+    data.setup()
+    assert data.train_dataloader().num_workers == workers
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,11 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
 def test_json_of_another_shape_is_refused_by_its_field(
     change: dict, words: str | None, tmp_path: Path
 ) -> None:
-    (path := tmp_path / "it.json").write_text(json.dumps({"name": "a", "sizes": [1]} | change))
+    content = {"name": "a", "sizes": [1]} | change
+    (path := tmp_path / "it.json").write_text(json.dumps(content))
+    shape = {"name": str, "sizes": [int], "on?": bool, ...: (int, float)}
     with pytest.raises(UserError, match=words) if words else nullcontext():
-        disk.read_json(path, {"name": str, "sizes": [int], "on?": bool, ...: (int, float)})
+        assert disk.read_json(path, shape) == content
     assert disk.read_text(path, limit=path.stat().st_size)
     path.write_text(json.dumps("é", ensure_ascii=False), encoding="utf-16")
     with pytest.raises(UserError, match=r"it\.json is no text in UTF-8.* save it as UTF-8"):

@@ -201,10 +201,19 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict"))
 
 
+def test_the_help_of_a_verb_has_the_text_below_a_setting(cait: Cait) -> None:
+    done = cait("fit", "--help")
+    assert "Halve an image as it is read" in " ".join(done.stdout.split())
+
+
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
 @pytest.mark.parametrize("wrapped", [False, True])  # as Lightning and rich do
 def test_interrupted_or_cut_off(
-    error: type[BaseException], status: int, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException],
+    status: int,
+    wrapped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def cut(*_: object, **__: object) -> None:
         try:
@@ -219,6 +228,9 @@ def test_interrupted_or_cut_off(
     with pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL])
     assert stop.value.code == status
+    # wrapped, the run has said what to type next
+    is_told = error is KeyboardInterrupt and not wrapped
+    assert ("cait: interrupted" in capsys.readouterr().err.splitlines()) == is_told
 
 
 @pytest.mark.parametrize(

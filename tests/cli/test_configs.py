@@ -92,6 +92,12 @@ def test_a_name_like_a_number_stays_text(value: object) -> None:
     assert configurations.load("1e-3", "it") == 1e-3
 
 
+@pytest.mark.parametrize("text", ["2024-01-31", "2024-01-31 12:30:00", "2024-01-31T12:30:00Z"])
+def test_a_name_like_a_date_is_text_as_the_parser_takes_it(text: str) -> None:
+    assert configurations.load(f"run_name: {text}", "it") == {"run_name": text}
+    assert yaml_load(f"run_name: {text}") == {"run_name": text}
+
+
 def test_what_an_absent_extra_took_is_left_out_and_the_models_own_stays() -> None:
     data, model = {"root": "x", "gone": 3, "off": None}, {"lr": 1.0, "off": False, "own": 4}
     config = {"data": data, "model": model, "gone": {"every_n_steps": 5}}

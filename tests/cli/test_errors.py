@@ -1,6 +1,8 @@
 """What a newcomer types wrong gets one line that names key and value, exit code 2, and leaves nothing behind."""
 
+import errno
 import logging
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from torch._utils import ExceptionWrapper
 
 from cait.cli import main
 from cait.data.reading import UnreadableImageError
-from cait.errors import UserError
+from cait.errors import UserError, system_error
 from cait.model.config import VARIANTS
 from cait.plugins import Verb
 
@@ -211,3 +213,12 @@ def test_every_user_error_is_one_line(
         main(["eval"])
     assert (stop.value.code, capsys.readouterr().err) == (2, "cait: error: one two: 2\n")
     assert str(UserError("a  b")) == "a  b"  # the name of a file
+
+
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ESTALE"])
+def test_what_a_disk_says_without_a_files_name_is_told(code: str) -> None:
+    number = getattr(errno, code)
+    plain, wrapped = OSError(number, os.strerror(number)), RuntimeError("unexpected pos 64 vs 0")
+    wrapped.__context__ = plain  # as torch.save has it
+    line = f"cannot use the disk: {os.strerror(number)}"
+    assert [str(system_error(error)) for error in (plain, wrapped)] == [line] * 2

@@ -50,6 +50,13 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from cait.errors import UserError
+
+class Choosy(SingleDeviceStrategy):
+    def check(self, precision, sync_batchnorm):
+        if sync_batchnorm:
+            raise UserError(f"no shared statistics in {precision}")
 
 class MyLogger(Logger):
     def __init__(self, file: str = "mine.txt"):
@@ -394,6 +401,18 @@ def test_what_ddp_does_not_take_is_told(
     finally:
         torch.distributed.destroy_process_group()
     assert converted
+
+
+def test_a_strategy_of_ones_own_trains_what_its_check_takes(
+    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    choosy = ["--trainer.strategy.class_path=my_parts.Choosy", "--trainer.max_epochs=1"]
+    shared = ["--trainer.sync_batchnorm=true", "--trainer.precision=bf16-mixed"]
+    line = refused(capfd, lambda: fit(*choosy, *shared))
+    assert "no shared statistics in bf16-mixed" in line
+    assert not (tmp_path / "logs/mine").exists()
+    fit(*choosy)
+    assert checkpoint(tmp_path / "logs/mine")["global_step"] == 2
 
 
 def test_a_batch_norm_that_is_shared_keeps_the_activation_of_timms() -> None:

@@ -258,3 +258,28 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     # without the run's folder the checkpoint says how images are prepared
     away = shutil.copy(path, "away.ckpt")
     assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])
+
+
+class Fixed(package.ImageNetDataModule):
+    """Its images are prepared in one way, so its constructor takes no such settings."""
+
+    def __init__(self, img_size: int) -> None:
+        super().__init__(img_size=img_size, crop_pct=0.8, interpolation="bilinear")
+
+
+def test_a_class_of_ones_own_gets_the_settings_that_its_constructor_takes(here: Path) -> None:
+    image = "images/some more/0.jpg"
+    predicted = package.load("mixed.pt", data=Fixed).predict(image)
+    assert predicted == package.load("mixed.pt").predict(image)
+
+
+def test_classes_that_a_checkpoint_does_not_name_are_numbered(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = torch.load("logs/mixed.pt/checkpoints/best.ckpt", weights_only=True)
+    del checkpoint["ImageNetDataModule"]  # as a script with loaders of its own leaves it
+    torch.save(checkpoint, "unnamed.ckpt")
+    main(["predict", "unnamed.ckpt", "images/some more/0.jpg", "--format=jsonl"])
+    [row] = map(json.loads, capsys.readouterr().out.splitlines())
+    names = {best["class"]: best["index"] for best in row["predictions"]}
+    assert names == {f"class {index}": index for index in range(len(CLASSES))}

@@ -32,6 +32,7 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImages, load_image
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.guards.nonfinite import UnreadableReport
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
@@ -680,6 +681,16 @@ def test_the_list_of_unreadable_images_takes_any_name(tmp_path: Path) -> None:
     for name in names:
         UnreadableImages(tmp_path / "list.csv").note(name, "cut off")
     assert UnreadableImages(tmp_path / "list.csv").read() == dict.fromkeys(names, "cut off")
+
+
+def test_the_list_of_unreadable_images_begins_anew_when_a_run_goes_on(mixed_root: Path) -> None:
+    data, path = images_in(mixed_root), mixed_root / "unreadable.csv"
+    data.unreadable_path = path
+    UnreadableImages(path).note("whole again.jpg", "cut off")
+    report, short = UnreadableReport(data), dict(limit_train_batches=1, limit_val_batches=0)
+    fit = trainer(max_epochs=1, callbacks=[report], **short)
+    fit.fit(module(img_size=32, num_classes=3), datamodule=data)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("backend", ["auto", "timm"])

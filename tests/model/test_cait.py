@@ -10,6 +10,8 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 import cait
 from cait import plugins
 from cait.errors import UserError
+from cait.model.attention import SelfAttention
+from cait.model.config import CaiTConfig
 from cait.model.residual import gelu_linear, scaled_linear
 from cait.train.optim import param_groups
 
@@ -247,3 +249,12 @@ def test_groups_are_timms() -> None:
         assert named_groups(ours, param_groups(ours, 0.05, layer_decay)) == named_groups(
             theirs, expected
         )
+
+
+def test_an_export_has_the_operations_of_the_reference_whatever_computes_in_training() -> None:
+    def operations(backend: str) -> list[str]:
+        config = CaiTConfig(embed_dim=16, num_heads=2, attention_backend=backend)
+        exported = torch.export.export(SelfAttention(config).eval(), (torch.randn(2, 5, 16),))
+        return [str(node.target) for node in exported.graph.nodes]
+
+    assert operations("default") == operations("reference")

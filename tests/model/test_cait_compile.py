@@ -60,6 +60,22 @@ def test_compiled_is_the_eager_network_without_breaks_or_recompilations() -> Non
     assert not counters["graph_break"]
 
 
+def test_the_graphs_of_the_first_batch_serve_any_number_of_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model = create_model("xxs24", 8, 7, **SMALLEST)
+    model.compile_blocks()
+    images = torch.randn(5, 3, 8, 8)
+    before = counters["stats"]["unique_graphs"]
+    evaluate(model, images[:4])
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs > before
+    for count in (2, 3, 5):
+        evaluate(model, images[:count])
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
 @pytest.mark.slow
 def test_small_batches_need_few_graphs_whatever_is_dropped(only_graphs: None) -> None:
     """For each branch one of a lone image and one of more; torch gives up after 8 of a block."""

@@ -264,3 +264,13 @@ def test_a_network_that_no_gradient_reaches_ends_in_a_line() -> None:
     with pytest.raises(RuntimeError) as error:
         trainer(max_epochs=1).fit(own, loader())
     assert "no gradient reaches the network" in str(system_error(error.value))
+
+
+def test_logits_are_in_float32_and_those_of_a_sharded_network_as_it_trains() -> None:
+    layer, features = nn.Linear(4, 3), torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = network.logits_of(layer, features)
+        layer.weight.full_tensor = layer.weight.detach  # as a DTensor has it
+        sharded = network.logits_of(layer, features)
+        assert torch.equal(sharded, layer(features))
+    assert (whole.dtype, sharded.dtype) == (torch.float32, torch.bfloat16)

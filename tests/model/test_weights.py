@@ -12,6 +12,7 @@ import torch
 from harness import DEVICES, SMALL
 from modules import loader, module, trainer
 from safetensors.torch import save_file
+from same import same
 from weight_files import forms, told
 
 import cait
@@ -73,6 +74,18 @@ def test_weights_behind_one_prefix_are_taken(prefix: str, holder: str, tmp_path:
     assert all(
         torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()
     )
+
+
+@pytest.mark.parametrize("prefix", ["", "net.", "model."])
+def test_another_script_of_lightnings_calls_its_network_what_it_will(
+    prefix: str, tmp_path: Path
+) -> None:
+    theirs, ours = (cait.create_model(**SMALLEST) for _ in range(2))
+    state = {f"{prefix}{key}": value for key, value in theirs.state_dict().items()}
+    checkpoint = {"pytorch-lightning_version": "2.6.6", "state_dict": state}
+    torch.save(checkpoint, tmp_path / "x.ckpt")
+    assert load_weights(ours, tmp_path / "x.ckpt") == []
+    assert same(ours.state_dict(), theirs.state_dict())
 
 
 def test_what_a_file_has_in_the_place_of_weights_is_named(tmp_path: Path) -> None:

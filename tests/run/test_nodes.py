@@ -1,8 +1,10 @@
 """Several processes and several nodes: how they start, agree, stop, and start again."""
 
 import os
+import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,35 @@ def test_processes_agree_before_they_train(
     assert together(main, monkeypatch) == expected
 
 
+def test_the_process_that_serves_the_store_waits_for_those_that_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    class Slow:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            time.sleep(0.3)
+            words = self.store.multi_get(keys)
+            events.append("read")
+            return words
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+    def main(processes: program.Processes, rank: int) -> None:
+        if rank == 2:
+            processes._store = Slow(processes._store)
+        processes.agree()
+        if rank == 0:
+            events.append("end")
+
+    together(main, monkeypatch)
+    assert events == ["read", "end"]
+
+
 def test_restarts_with_the_store_of_the_start_before_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,6 +76,21 @@ def test_restarts_with_the_store_of_the_start_before_are_refused(
         UserError, match="give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     ):
         program._open_store(cluster(1))
+
+
+def test_a_restart_goes_on_from_the_runs_own_checkpoint_and_not_from_its_start(
+    cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [*SMALL, "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
+    begun = cait("fit", *short, "--run_name=start", "--trainer.max_epochs=1")
+    assert begun.returncode == 0, begun.stderr
+    shutil.copytree(tmp_path / "logs/start", tmp_path / "logs/cut")
+    (tmp_path / "logs/start/checkpoints/last.ckpt").write_bytes(b"no longer used")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    start = "--ckpt_path=logs/start/checkpoints/last.ckpt"
+    restarted = cait("fit", *short, "--run_name=cut", start, "--trainer.max_epochs=2")
+    assert restarted.returncode == 0, restarted.stderr
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] == 4
 
 
 @pytest.mark.parametrize(("minutes", "saves"), [(1e-9, 6), (None, 1), (100.0, 1)])

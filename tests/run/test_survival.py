@@ -154,6 +154,28 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     assert_same(run, wholes(1))
 
 
+def test_a_checkpoint_that_took_anothers_place_is_checked_anew(tmp_path: Path) -> None:
+    """A copy from elsewhere may have the size and the time of the file that it replaces, as rsync keeps them."""
+    path, copy = tmp_path / "last.ckpt", tmp_path / "copy.ckpt"
+    torch.save({"weights": torch.randn(10_000)}, path)
+    assert ckpt.is_whole(path)
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 0xFF
+    copy.write_bytes(content)
+    status = path.stat()
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    copy.replace(path)
+    assert not ckpt.is_whole(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists the maps")
+def test_a_checkpoint_takes_no_memory_before_its_weights_are_used(tmp_path: Path) -> None:
+    torch.save(saved := {"weights": torch.randn(10_000)}, path := tmp_path / "last.ckpt")
+    content = ckpt.read(path)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    assert same(content, saved)
+
+
 @pytest.mark.slow
 def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
     # Mixing and stochastic depth are drawn by each process for itself, so they are off.

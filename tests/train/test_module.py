@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
+from PIL import Image
 from same import same
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -342,3 +343,12 @@ def test_a_subclass_keeps_the_loss_of_its_own_when_the_network_is_built_for_the_
     images = torch.utils.data.TensorDataset(torch.randn(4, 3, 224, 224), torch.arange(4))
     trainer(max_steps=1).fit(own, DataLoader(images, 2))
     assert own.loss is chosen
+
+
+def test_a_module_reads_images_as_its_checkpoint_says() -> None:
+    net = module()
+    net.preprocessing = {"img_size": 8, "background": "black"}
+    clear = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    behind = Image.alpha_composite(Image.new("RGBA", (8, 8), "black"), clear).convert("RGB")
+    assert torch.equal(net.transform(clear), net.transform(behind))
+    assert not torch.equal(net.transform(clear), net.transform(Image.new("RGB", (8, 8), "white")))

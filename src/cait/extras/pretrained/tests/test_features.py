@@ -1,5 +1,6 @@
 """`cait features`: the file against the network's own forward pass, and its errors in one line."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn
 
 import cait
 from cait.cli import main
+from cait.data.reading import load_image
 from cait.extras.features import inputs
 from cait.model.weights import classifiers
 
@@ -82,6 +84,23 @@ def test_the_file_has_what_the_head_of_a_run_sees(
         torch.testing.assert_close(logits, module.model(batch), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["features"], expected, rtol=1e-4, atol=1e-5)
     assert "24 × 32 features of xxs24" in capsys.readouterr().out
+
+
+def test_a_run_sees_images_at_another_size_with_positions_as_timm_resizes_them(here: Path) -> None:
+    size = 32
+    main(["features", "own", "--images=photos", "--output=larger.npz", f"--img_size={size}"])
+    saved = arrays("larger.npz")
+    trained = cait.load("logs/own").model
+    assert trained.config.img_size == 16
+    larger = type(trained)(dataclasses.replace(trained.config, img_size=size)).eval()
+    grid = [size // larger.config.patch_size] * 2
+    positions = timm.layers.resample_abs_pos_embed(trained.pos_embed, grid, num_prefix_tokens=0)
+    larger.load_state_dict(trained.state_dict() | {"pos_embed": positions})
+    timms = create_transform((3, size, size), crop_pct=0.8, interpolation="bilinear")
+    batch = torch.stack([timms(load_image(Path("photos", name))) for name in saved["names"]])
+    with torch.no_grad():
+        expected = larger.forward_features(batch)[:, 0]
+    np.testing.assert_allclose(saved["features"], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_of_timm_see_images_as_timm_prepares_them(
