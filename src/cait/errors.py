@@ -68,6 +68,7 @@ LIMITS = {
     "--model.grad_checkpointing true",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
     "No supported gpu backend found": "take --trainer.accelerator auto or cpu, and look at what nvidia-smi says",
+    "port: [0-9]+(?=.*EADDRINUSE)": "another program listens there; set MASTER_PORT to another number, or unset it",
     "SyncBatchNorm layers only work with GPU": "leave out --trainer.sync_batchnorm on CPUs",
     "element 0 of tensors does not require grad": "no gradient reaches the network: the loss, or the network "
     "in training, must not detach what it returns, round it or compute it under no_grad",
@@ -106,7 +107,8 @@ def printable(text: str) -> str:
 
     The marks that turn the direction of writing go too: they can make one name look like another.
     """
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", os.fsencode(text).decode(errors="replace"))
+    encoded = text.encode(errors="surrogateescape")  # os.fsencode may know ASCII alone
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", encoded.decode(errors="replace"))
 
 
 def printable_lines(text: str) -> str:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ OPTIONS = {
     "--model.lr": "--model.lr",
     "--modl.lr 3": "there is no setting modl.lr; did you mean --model.lr?",
     "--batch_size 8": "did you mean --data.batch_size?",
+    "--model.init_args.lr 3": "there is no setting model.init_args.lr; did you mean --model.lr?",
     "--data.batch_size 0": "batch_size must be at least 1, got 0",
     "--data.batch_size 33": "batch_size must be even, got 33",
     "--data.mix_mode foo": "--data.mix_mode: Expected a typing.Literal['batch', 'pair', 'elem']. Got value: foo",
@@ -213,6 +215,21 @@ def test_every_user_error_is_one_line(
         main(["eval"])
     assert (stop.value.code, capsys.readouterr().err) == (2, "cait: error: one two: 2\n")
     assert str(UserError("a  b")) == "a  b"  # the name of a file
+
+
+def test_a_taken_port_is_a_line() -> None:
+    error = RuntimeError("The server socket has failed. port: 29787, name: EADDRINUSE")
+    assert str(system_error(error)).startswith("port: 29787: another program listens there; set")
+
+
+def test_any_letter_is_printed_where_the_system_knows_ascii_alone() -> None:
+    code = r"from cait.errors import say; say('6\u00d796 \u2502 \U0001f4a1')"
+    ascii_alone = dict(
+        LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="utf-8"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | ascii_alone, capture_output=True)
+    assert done.stdout.decode() == "6\u00d796 \u2502 \U0001f4a1\n", done.stderr.decode()
 
 
 @pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ESTALE"])

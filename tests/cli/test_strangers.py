@@ -143,8 +143,11 @@ def changed(bad: Path, **parts: Any) -> None:
     path = bad / "config.yaml"
     config = yaml.safe_load(path.read_text())
     for name, value in parts.items():
-        both = isinstance(value, dict) and isinstance(config.get(name), dict)
-        config[name] = config[name] | value if both else value
+        if isinstance(value, dict) and isinstance(config.get(name), dict):
+            # beside `key` the reader refuses `key+`
+            before = {key: held for key, held in config[name].items() if f"{key}+" not in value}
+            value = before | value
+        config[name] = value
     path.write_text(yaml.safe_dump(config))
 
 

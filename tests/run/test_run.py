@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from harness import DEVICES, REPO, SMALL, Cait
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import Precision, TransformerEnginePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -23,7 +23,7 @@ from cait.cli import main
 from cait.errors import UserError
 from cait.guards.refusals import check_strategy
 from cait.run import rundir
-from cait.run.checkpoints import BestCheckpoint
+from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
 from cait.run.loggers import RunCSVLogger, run_loggers
 from cait.run.program import Program
 
@@ -91,7 +91,9 @@ def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["whole", "damaged", "gone"])
-def test_a_best_checkpoint_is_kept_as_long_as_its_file_is_whole(file: str, tmp_path: Path) -> None:
+def test_a_best_checkpoint_is_kept_as_long_as_its_file_is_whole(
+    file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     callback = BestCheckpoint(tmp_path, "val/acc1")
     fit = trainer(max_epochs=1, callbacks=[callback], enable_checkpointing=True)
     fit.fit(module(), loader(), loader(8))
@@ -107,6 +109,7 @@ def test_a_best_checkpoint_is_kept_as_long_as_its_file_is_whole(file: str, tmp_p
     again = BestCheckpoint(tmp_path, "val/acc1")
     again.load_state_dict(state)
     assert again.best_model_score == (callback.best_model_score if file == "whole" else None)
+    assert ("best.ckpt is damaged" in caplog.text) == (file == "damaged")
     assert again.best_k_models.keys() == ({str(path)} if file == "whole" else set())
 
 
@@ -137,6 +140,31 @@ def test_what_is_not_finite_is_never_the_best(
     fit.fit(module(), loader(), loader(4))
     assert checkpoint.best_model_score == best
     assert (tmp_path / "best.ckpt").exists() is (best is not None)
+
+
+def test_a_callback_knows_its_checkpoints_in_a_folder_that_was_moved(tmp_path: Path) -> None:
+    def run(folder: Path, epochs: int, start: Path | None = None) -> list[ModelCheckpoint]:
+        kept = ModelCheckpoint(folder, monitor="val/loss", save_top_k=2)
+        best = BestCheckpoint(folder)
+        fit = trainer(
+            max_epochs=epochs,
+            callbacks=[LastCheckpoint(folder), best, kept],
+            plugins=[DurableCheckpointIO()],
+            enable_checkpointing=True,
+        )
+        fit.fit(module(warmup_epochs=0), loader(), loader(8), ckpt_path=start)
+        return [best, kept]
+
+    moved = tmp_path / "moved"
+    run(tmp_path / "run", 3)
+    (tmp_path / "run").rename(moved)
+    for callback in run(moved, 5, moved / "last.ckpt"):
+        assert {Path(path).parent for path in callback.best_k_models} == {moved}
+    assert len([*moved.glob("epoch=*")]) == 2  # the others are deleted
+    assert not (tmp_path / "run").exists()
+    # a new run, elsewhere, from that checkpoint has none of its files
+    other = run(tmp_path / "other", 6, moved / "last.ckpt")
+    assert {Path(path).parent for path in other[1].best_k_models} == {tmp_path / "other"}
 
 
 WHOLE = "epoch,step,train/loss,val/acc1\r\n0,0,2.5,\r\n0,1,2.25,\r\n0,1,,12.5\r\n1,2,2.0,\r\n"
@@ -304,6 +332,20 @@ def test_a_precision_that_no_checkpoint_holds_is_refused() -> None:
         check_strategy(fit, SimpleNamespace(strategy="auto"))
     fit.precision_plugin = Precision()
     check_strategy(fit, SimpleNamespace(strategy="auto"))
+
+
+def test_accumulation_is_set_once_or_refused_before_a_run_begins(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = "lightning.pytorch.callbacks.GradientAccumulationScheduler"
+    added = f"--trainer.callbacks={{class_path: {callback}, init_args: {{scheduling: {{1: 2}}}}}}"
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, added, "--trainer.accumulate_grad_batches=2", "--run_name=refused"])
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2
+    assert "GradientAccumulationScheduler: it takes" in line
+    assert "cait resume" not in line
+    assert not (here / "logs/refused").exists()
 
 
 @pytest.mark.parametrize("how", ["moved", "replaced"])

@@ -169,6 +169,7 @@ def test_a_checkpoint_that_took_anothers_place_is_checked_anew(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists the maps")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
 def test_a_checkpoint_takes_no_memory_before_its_weights_are_used(tmp_path: Path) -> None:
     torch.save(saved := {"weights": torch.randn(10_000)}, path := tmp_path / "last.ckpt")
     content = ckpt.read(path)

@@ -68,7 +68,7 @@ def slow(*values: Any) -> list[Any]:
 def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets.
 
-    And the lines that it has told once.
+    And the lines that it has told once, and which process Lightning takes this one for.
     """
     monkeypatch.setattr(rich, "_console", None)
     if "cait.errors" in sys.modules:
@@ -76,6 +76,8 @@ def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(sys, "path", sys.path.copy())
     variables = os.environ.copy()
     yield
+    if "lightning_utilities" in sys.modules:
+        sys.modules["lightning_utilities.core.rank_zero"].rank_zero_only.rank = 0
     os.environ.clear()
     os.environ.update(variables)
 

@@ -160,6 +160,19 @@ def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int, sch
     assert taken == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_second_fit_goes_on_at_the_step_where_the_trainer_stands() -> None:
+    taken = []
+    note = LambdaCallback(
+        on_train_batch_start=lambda fit, *_: taken.append(fit.optimizers[0].param_groups[0]["lr"])
+    )
+    fit, net = trainer(max_epochs=1, callbacks=[note]), module(warmup_epochs=0, lr=1e-3)
+    fit.fit(net, loader())
+    fit.fit_loop.max_epochs = 3
+    fit.fit(net, loader())
+    expected = [closed_form(step, 0, 6 if step < 6 else 18) for step in range(18)]
+    assert taken == pytest.approx(expected, rel=1e-12)
+
+
 def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)

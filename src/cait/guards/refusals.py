@@ -140,7 +140,7 @@ def explain(message: str, verb: str, known: list[str]) -> str:
 
 def _explain_unknown(name: str, verb: str, known: list[str]) -> str:
     options = [f"--{setting}" for setting in known]
-    ending = f".{name.replace('-', '_')}"
+    ending = f".{name.rpartition('.')[2].replace('-', '_')}"
     same = [option for option in options if option.endswith(ending)]
     if same:
         hint = f"; did you mean {' or '.join(same)}?"
@@ -302,6 +302,8 @@ def _problem(class_path: str, settings: Any, trainer: Any, metrics: Mapping[str,
     for base in getattr(callback_class, "__mro__", ()):  # it may be a function
         if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
             return REPLACED[base.__name__]
+    if name == "GradientAccumulationScheduler" and trainer.accumulate_grad_batches != 1:
+        return "it takes the place of --trainer.accumulate_grad_batches; leave out one"
     folder = settings.get("dirpath")
     if "://" in str(folder):
         return f"checkpoints are written to a disk, not to {folder}"

@@ -1,5 +1,6 @@
 """Checkpoints that survive a kill, a full disk and a torn file. A signal to stop saves one too."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -131,6 +132,10 @@ class LastCheckpoint(Callback):
             if state.get("limits", [state["patience"], *limits[1:]]) != limits:
                 state |= {"patience": callback.patience, "stopping_reason": 0}
                 trainer.should_stop = False
+        for saver in trainer.checkpoint_callbacks:
+            state = checkpoint["callbacks"].get(saver.state_key)
+            if state and isinstance(saver, ModelCheckpoint):
+                _follow(state, str(saver.dirpath))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
@@ -214,11 +219,22 @@ class LastCheckpoint(Callback):
             raise UserError(error)
 
 
-class BestCheckpoint(ModelCheckpoint):
-    """`best.ckpt` by a metric.
+def _follow(state: State, folder: str) -> None:
+    """Name the files of a ModelCheckpoint where they lie now, if the run's folder was moved.
 
-    Lightning forgets the best score if the folder has another path. Here a run whose folder was
-    moved keeps it, as long as its file exists. A value that is not finite is never the best.
+    Lightning would forget the best ones, and no longer delete them.
+    """
+    old = str(state["dirpath"])
+    scores = {path.replace(old, folder, 1): score for path, score in state["best_k_models"].items()}
+    # else it starts from another run's checkpoint
+    if scores and all(map(os.path.exists, scores)):
+        for name in ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path"):
+            state[name] = state[name].replace(old, folder, 1)
+        state["best_k_models"] = scores
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """`best.ckpt` by a metric. A value that is not finite is never the best.
 
     Args:
         mode: "max" or "min"; None: as the metric says by its name.
@@ -276,15 +292,9 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: State) -> None:
         self.other_score = state_dict.get("other_score")
-        best = str(Path(str(self.dirpath), BEST))
+        best = Path(str(self.dirpath), BEST)
         # else it starts from another run's checkpoint, or the file has gone
-        if state_dict["best_k_models"] and ckpt.is_whole(Path(best)):
-            moved = {
-                "dirpath": self.dirpath,
-                "best_model_path": best,
-                "kth_best_model_path": best,
-                "best_k_models": {best: state_dict["best_model_score"]},
-            }
-            super().load_state_dict(state_dict | moved)
-        elif Path(best).exists():
+        if state_dict["best_k_models"] and ckpt.is_whole(best):
+            super().load_state_dict(state_dict)
+        elif best.exists():
             rank_zero_info(f"{best} is damaged: the next validation puts another in its place")

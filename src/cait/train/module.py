@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt, loops, plugins
+from cait import ckpt, disk, loops, plugins
 from cait.ckpt import Checkpoint, State
 from cait.errors import UserError, told_as
 from cait.model import network
@@ -519,7 +520,8 @@ class CaiTModule(LightningModule):
         if self.overrides("configure_optimizers"):  # what it returns may have other groups
             states = [state for state in states if begins_with(state, optimizer.param_groups)]
         self.settings.apply(states, before, optimizer.param_groups)
-        schedule = WarmupSchedule(optimizer, self.settings, self.schedule_length)
+        step = self.trainer.global_step
+        schedule = WarmupSchedule(optimizer, self.settings, self.schedule_length, step)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def schedule_length(self) -> Length:
@@ -580,7 +582,10 @@ class CaiTModule(LightningModule):
             return
         images = getattr(data_module, "world_batch_size", 1)
         loops.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)
-        self._before = checkpoint.get("optimizer_states", []), before
+        states = checkpoint.get("optimizer_states", [])
+        groups = {"param_groups": [dict]}
+        disk.check_shape(states, [groups], Path(str(trainer.ckpt_path)), "optimizer_states")
+        self._before = states, before
 
     def _check_class(self, checkpoint: Checkpoint, data_module: Any) -> None:
         """Raise UserError if the run is of another class, and goes on, or its answers are that class's."""

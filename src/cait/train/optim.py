@@ -228,15 +228,22 @@ class WarmupSchedule(LRScheduler):
     Args:
         optimizer: its groups have the peak as their rate.
         measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
+        step: the first step; a Trainer that fits once more goes on where it stands.
     """
 
     def __init__(
-        self, optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]
+        self,
+        optimizer: Optimizer,
+        settings: ScheduleSettings,
+        measure: Callable[[], Length],
+        step: int = 0,
     ) -> None:
         self.settings = settings
         self.measure = measure
         self.length = measure()
-        super().__init__(optimizer)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+        super().__init__(optimizer, step - 1)
 
     def get_lr(self) -> list[float | Tensor]:
         groups = self.optimizer.param_groups
