@@ -260,7 +260,7 @@ def main() -> None:
         copy_to(Path(folder))
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(Path(folder, "src"))
-        os.environ.pop("MAKELEVEL", None)  # messages name commands of `cait` to those who typed one
+        os.environ.pop("CAIT_MAKE", None)  # messages name commands of `cait` to those who typed one
         os.environ["PATH"] = (
             f"{Path(folder, '.venv/bin')}{os.pathsep}{os.environ['PATH']}"  # `cait`, as if activated
         )

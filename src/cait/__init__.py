@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cait.cli.api import fit
     from cait.cli.loading import load
     from cait.data.datamodule import ImageNetDataModule
     from cait.model.network import create_model
     from cait.train.module import CaiTModule
 
 __version__ = "0.1.0"
-__all__ = ["CONFIGS", "CaiTModule", "ImageNetDataModule", "create_model", "load"]
+__all__ = ["CONFIGS", "CaiTModule", "ImageNetDataModule", "create_model", "fit", "load"]
 
 _FOLDER = Path(__file__).resolve().parent
 IS_INSTALLED = (_FOLDER / "configs").is_dir()
@@ -26,6 +27,7 @@ _HOME = {
     "create_model": "cait.model.network",
     "CaiTModule": "cait.train.module",
     "ImageNetDataModule": "cait.data.datamodule",
+    "fit": "cait.cli.api",
     "load": "cait.cli.loading",
 }
 

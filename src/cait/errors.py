@@ -152,8 +152,8 @@ def table_console(width: int, **settings: Any) -> Any:
 
 
 def to_type(make: str, cait: str) -> str:
-    """The command to name in a message: one of the Makefile to those who have typed one, else of `cait`."""
-    return make if "MAKELEVEL" in os.environ else cait  # which make gives to what it starts
+    """The command to name in a message: one of this repository's Makefile under it, else of `cait`."""
+    return make if "CAIT_MAKE" in os.environ else cait
 
 
 def to_install(packages: str) -> str:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from cait import references
-from cait.errors import told_as
+from cait.errors import error_line, tell_once
 from cait.settings import Rule, Settings, names_in
 
 GROUP = "cait.extras"
@@ -122,11 +122,15 @@ class Run:
 
 @functools.cache
 def extras() -> dict[str, ModuleType]:
-    """The extras by name: the folders of cait/extras and contrib, then installed packages."""
+    """The extras by name: the folders of cait/extras and contrib, then installed packages that can be imported."""
     paths = sorted(_packages(FOLDER, GROUP) + _contributed())
-    paths += [(point.name, point.value) for point in entry_points(group=GROUP)]
-    with told_as("an extra cannot be imported"):  # an installed package may raise anything
-        return {name: importlib.import_module(path) for name, path in paths}
+    modules = {name: importlib.import_module(path) for name, path in paths}
+    for point in entry_points(group=GROUP):
+        try:
+            modules[point.name] = importlib.import_module(point.value)
+        except Exception as error:  # it may raise anything
+            tell_once(f"left out the extra {point.name}: {error_line(error)}")
+    return modules
 
 
 def _contributed() -> list[tuple[str, str]]:

@@ -36,6 +36,20 @@ def locate(path: str) -> Any:
     return value
 
 
+def name_of(cls: type) -> str:
+    """The path by which `locate` finds a class, or the name alone of one in a script, which cannot be imported."""
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    return path if is_path(path) and cls.__module__ != "__main__" else cls.__qualname__
+
+
+def subclass(path: str, base: type) -> type:
+    """The class at `path`. Raises UserError if it is no subclass of `base`."""
+    cls = locate(path)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise UserError(f"{path} is no subclass of cait.{base.__name__}")
+    return cls
+
+
 def made(path: str, *args: Any, **kwargs: Any) -> Any:
     """What the object at `path` returns when it is called. Raises UserError if that fails; it says how and where."""
     make = locate(path)

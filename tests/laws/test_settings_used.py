@@ -334,6 +334,8 @@ ALL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "data.global_batch": (False, lambda t: t.datamodule_seen.settings.global_batch),
     "model.solve_head": (True, names),
     "ema.decay": (0.5, part(EMA)),
+    "module": ("own_classes:Module", lambda t: type(t.module_seen).__name__),
+    "data_module": ("own_classes:Data", lambda t: type(t.datamodule_seen).__name__),
     "run_name": ("other", lambda t: Path(t.default_root_dir).name),
     "save_every_n_minutes": (3.0, part(LastCheckpoint)),
     "save_every_n_steps": (3, part(LastCheckpoint)),
@@ -450,6 +452,7 @@ class Planned(CaiTCLI):
 
     def fit(self, *_: Any, **__: Any) -> None:
         vars(self.trainer)["datamodule_seen"] = self.datamodule
+        vars(self.trainer)["module_seen"] = self.model
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
 os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
 # No recipe starts from published weights, or waits for the hub, unless a test has it do so.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.pop("MAKELEVEL", None)  # messages name make's commands to those who typed one
+os.environ.pop("CAIT_MAKE", None)  # messages name make's commands to those who typed one
 os.environ["HF_HUB_CACHE"] = os.path.join(HOME.name, "hub")
 
 import pytest

@@ -16,6 +16,7 @@ from cait import ckpt
 from cait.cli.loading import Loaded
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
+from cait.references import name_of
 from cait.train.callbacks import EMA
 from cait.train.module import CaiTModule
 
@@ -192,7 +193,7 @@ def test_a_run_remembers_the_class_of_its_module(
 ) -> None:
     path = saved(before, tmp_path)
     if before is not now:
-        with pytest.raises(UserError, match=f"the run's module is {before.__qualname__}, this one"):
+        with pytest.raises(UserError, match=f"the run's module is {name_of(before)}, this one"):
             trainer().fit(now(**SETTINGS), loader(), ckpt_path=path)
     else:
         trainer().fit(now(**SETTINGS), loader(), ckpt_path=path)

@@ -82,6 +82,14 @@ def test_a_plain_trainer_resumes_in_the_middle_of_an_epoch_to_the_bit(
 
 def test_what_is_public_is_listed() -> None:
     assert dir(cait) == sorted(
-        ["CONFIGS", "CaiTModule", "ImageNetDataModule", "create_model", "load", "__version__"]
+        [
+            "CONFIGS",
+            "CaiTModule",
+            "ImageNetDataModule",
+            "create_model",
+            "fit",
+            "load",
+            "__version__",
+        ]
     )
     assert all(getattr(cait, name) for name in dir(cait))

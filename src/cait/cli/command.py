@@ -158,7 +158,7 @@ def _run(argv: list[str], program: Program) -> None:
         _print_help()
         return
     if argv[0] == "--version":
-        print(f"cait {cait.__version__}")
+        print(f"cait {cait.__version__} (PyPI's cait-lightning; its cait is another project)")
         return
     _find_own_modules()
     name, *arguments = argv

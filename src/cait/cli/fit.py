@@ -23,10 +23,12 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may add settings, such as the row of a table."""
-    if HELP & {argument.split("=")[0] for argument in arguments}:
-        arguments = ["--help"]
     prints_plan, words = split_flag(PRINT_PLAN, arguments)
-    line = Line("fit", words)
+    others = [word for word in words if word.split("=")[0] not in HELP]
+    line = Line("fit", others)
+    if len(others) < len(words):
+        line.take_classes(program)  # --help lists their settings too
+        line = Line("fit", ["--help"])
     line.extend(program)
     train(line, program, prints_plan)
 
@@ -45,14 +47,16 @@ def resume(arguments: list[str], program: Program) -> None:
     train(line, program, prints_plan)
 
 
-def train(line: Line, program: Program, prints_plan: bool = False) -> None:
-    """Train, and then the run that a callback asks for in its place. With --print_plan only print what it would be."""
+def train(line: Line, program: Program, prints_plan: bool = False) -> Path:
+    """Train, and then the run that a callback asks for in its place. Return the folder of the last.
+
+    With --print_plan only print what it would be.
+    """
     from cait.cli.lightning import CaiTCLI
 
     while True:
         try:
-            CaiTCLI(line, program, prints_plan)
-            return
+            return CaiTCLI(line, program, prints_plan).run_dir
         except NextRun as other:
             # Not `other` itself, which holds the network of before.
             folder = other.folder

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvi
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.utilities import rank_zero_info
 
-from cait import ckpt, plugins
+from cait import ckpt, plugins, references
 from cait.cli import noise
 from cait.cli.options import Line, settings_of
 from cait.cli.run_plan import RunPlan, SyncBatchNorms, plan_run, resolve_config
@@ -45,6 +45,7 @@ class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
     subcommand: Any
+    run_dir: Path
     lock: RunLock | None = None
     unused: refusals.Unused
     checkpoint: str | None = None
@@ -60,6 +61,7 @@ class CaiTCLI(LightningCLI):
         self.processes = program.processes
         self.prints_plan = prints_plan
         self.subcommand = SUBCOMMANDS[line.verb]
+        line.take_classes(program)
         noise.hide()
         threading.excepthook = refusals.tell_of_threads
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
@@ -152,9 +154,17 @@ class CaiTCLI(LightningCLI):
                 parser.parse_args([subcommand, *shown], self.config)
         except ArgumentError as error:
             raise UserError(refusals.explain(str(error), line.verb, self._known())) from error
+        self._name_classes()
         self.processes.follow_launcher(self.config[subcommand].trainer)
         if subcommand == "fit":
             self._check_settings()
+
+    def _name_classes(self) -> None:
+        """Let the run's configuration name its classes, so that every verb finds them."""
+        for name, cls in (("module", self.program.module), ("data_module", self.program.data)):
+            if cls is not None:
+                path = references.name_of(cls)
+                self.config[self.subcommand][name] = path if references.is_path(path) else None
 
     def _check_settings(self) -> None:
         config = self.config.fit

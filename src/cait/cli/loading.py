@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cait import ckpt, disk
+from cait import ckpt, disk, references
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable, tell
 from cait.guards import trust
@@ -89,8 +89,8 @@ def load(
         raw: take the raw weights even if their moving average chose the checkpoint.
         trust_config: run the code that a run of somebody else names, or one whose config.yaml you have changed. It
             may do anything.
-        module: class of the module, a subclass of `cait.CaiTModule`; None takes that.
-        data: class of the data module, for its evaluation transform; None takes `cait.ImageNetDataModule`.
+        module: class of the module, a subclass of `cait.CaiTModule`; None takes the run's, if it can be imported.
+        data: class of the data module, for its evaluation transform; None takes the run's.
 
     Returns:
         the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
@@ -165,18 +165,22 @@ def from_checkpoint(
     Args:
         ema: whether to take the moving average of the weights; None takes what chose best.ckpt.
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
-        module, data: classes in the place of the package's own, as `load` takes them.
+        module, data: classes in the place of the run's, as `load` takes them.
     """
     from cait.model.network import NetworkSettings, input_shape
     from cait.model.weights import load_weights
+    from cait.train.module import CaiTModule
 
     checkpoint = ckpt.read_checkpoint(path)
     hparams: Any = checkpoint.get("hyper_parameters")
     disk.check_shape(hparams, ckpt.NETWORK, path, "hyper_parameters")
     data_state = ckpt.data_state(checkpoint)
     preprocessing = (data_state or {}).get("preprocessing") or {}
-    trust.check_code(path, [hparams, preprocessing], folder)
+    class_name, *_ = checkpoint.get(ckpt.MODULE) or [""]
+    trust.check_code(path, [hparams, preprocessing, class_name], folder)
     averaged = ckpt.uses_average(checkpoint, ema)
+    if module is None and references.is_path(class_name):
+        module = references.subclass(class_name, CaiTModule)
     lightning_module = _lightning_module(path, checkpoint, averaged, module)
     network = lightning_module.model
     channels, _, size = input_shape(lightning_module.hparams)
@@ -186,7 +190,11 @@ def from_checkpoint(
         load_weights(network, path, averaged)
         lightning_module.model = network
     settings = {name: hparams[name] for name in ("mean", "std") if name in hparams}
-    settings |= saved.data_settings(folder) if folder else saved.image_settings(preprocessing)
+    if folder:
+        settings |= saved.data_settings(folder)
+        data = data or saved.data_class(folder)
+    else:
+        settings |= saved.image_settings(preprocessing)
     settings["img_size"] = size
     # else its own transforms
     settings["in_chans"] = channels if channels == 1 or settings.get("reader") else 3

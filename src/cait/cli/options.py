@@ -33,7 +33,13 @@ VALIDATION = Needs(
     "trainer.limit_val_batches best_metric",
     lambda share, metric: share != 0 or not (metric or "val").startswith("val"),
 )
+CLASSES = {"module": "cait.CaiTModule", "data_module": "cait.ImageNetDataModule"}
+"""Settings that name classes of the user's own, and what each is a subclass of."""
 SETTINGS = [
+    *(
+        Setting(name, str | None, None, f"package.module:Class, a subclass of {base}; null: that.")
+        for name, base in CLASSES.items()
+    ),
     Setting(
         "run_name",
         str | None,
@@ -150,7 +156,11 @@ class Line:
         options.add_argument("-c", "--config", action="append", default=[])
         for group in GROUPS:
             options.add_argument(f"--{group}", action="append", default=[])
+        for name in CLASSES:
+            options.add_argument(f"--{name}")
         files, self.words = options.parse_known_args(arguments)
+        typed_classes = {name: vars(files)[name] for name in CLASSES if vars(files)[name]}
+        self.words += [f"--{name}={path}" for name, path in typed_classes.items()]
         self.verb = verb
         self.layers: list[Layer] = [(path, read(path)) for path in map(find_config, files.config)]
         """Settings as values, with the file that they are from, if any."""
@@ -158,9 +168,23 @@ class Line:
             self.layers += [(None, {group: load_group(text)}) for text in vars(files)[group]]
         self.steps: list[Callable[[Settings], Settings]] = []
         """Functions from the settings that are given, by name, to those to add."""
+        self._typed_classes = typed_classes
+
+    def take_classes(self, program: Program) -> None:
+        """Let the program have the classes that the line names, unless it has others.
+
+        Raises UserError if one cannot be imported, or is of another kind.
+        """
+        for name in CLASSES:
+            paths = [layer[name] for _, layer in self.layers if name in layer]
+            if name in self._typed_classes:
+                paths.append(self._typed_classes[name])
+            if paths and paths[-1] not in (None, "null"):
+                program.take_class(name, paths[-1])
 
     def extend(self, program: Program) -> None:
         """Let extras add to it, such as the row of a table."""
+        self.take_classes(program)
         for add_settings in plugins.of_kind("add_settings"):
             add_settings(self, program)
 

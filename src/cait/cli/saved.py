@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from cait import disk
+from cait import disk, references
 from cait.guards import configurations, trust
 from cait.run import rundir
 from cait.settings import Settings, names_in
@@ -36,6 +36,21 @@ def data_settings(folder: Path) -> Settings:
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
     return settings
+
+
+def data_class(folder: Path) -> Any:
+    """The class of a run's data module, if its configuration names one. Raises UserError if it cannot be used."""
+    path = rundir.config(folder)
+    text = configurations.read_text(path)
+    name: Any = configurations.settings(path, text).get("data_module")
+    if name is None:
+        return None
+    disk.check_shape(name, str, path, "data_module")
+    if not trust.is_own(text):
+        trust.check_code(path, name, None)
+    from cait.data.datamodule import ImageNetDataModule
+
+    return references.subclass(name, ImageNetDataModule)
 
 
 def image_settings(settings: Settings) -> Settings:

@@ -46,8 +46,8 @@ MOST = 100
 """Letters of a line: the value may be an object with all its settings."""
 REPLACED = {
     "BaseFinetuning": "the optimizer's groups stay as they are in a run; take --model.freeze",
-    "BatchSizeFinder": "find the batch before the run (docs/your_script.md), and give it as --data.batch_size",
-    "LearningRateFinder": "find the rate before the run (docs/your_script.md), and give it as --model.lr",
+    "BatchSizeFinder": "find the batch before the run with Lightning's Tuner, and give it as --data.batch_size",
+    "LearningRateFinder": "find the rate before the run with Lightning's Tuner, and give it as --model.lr",
     "ModelPruning": "a run cannot be resumed with it; prune the network that has been trained",
     "SpikeDetection": "a run cannot be resumed with it; --max_nonfinite_steps ends a run without finite gradients",
     "StochasticWeightAveraging": "no checkpoint would hold its average; take --ema.decay",

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cait import references
 from cait.errors import OtherEndedError, UserError, one_line, to_type
 from cait.run import rundir
 from cait.settings import Settings
@@ -189,6 +190,19 @@ class Program:
     processes: Processes = field(default_factory=Processes)
     default_name: str = ""
     begun: float = field(default_factory=time.monotonic)
+
+    def take_class(self, name: str, path: str) -> None:
+        """Use the class at `path`, as the setting `name` says, unless `main` was given another.
+
+        Raises UserError if it is none, or of another kind.
+        """
+        from cait.data.datamodule import ImageNetDataModule
+        from cait.train.module import CaiTModule
+
+        if name == "module":
+            self.module = self.module or references.subclass(path, CaiTModule)
+        else:
+            self.data = self.data or references.subclass(path, ImageNetDataModule)
 
     def command(self, verb: str, folder: Path, options: str = "") -> str:
         """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""

@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt, disk, loops, plugins
+from cait import __version__, ckpt, disk, loops, plugins
 from cait.ckpt import Checkpoint, State
 from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
+from cait.references import name_of
 from cait.settings import Settings, check_names, values
 from cait.train.losses import DistillationSettings, LossSettings, parameters_behind
 from cait.train.metrics import task_named
@@ -203,6 +204,11 @@ class CaiTModule(LightningModule):
         loss = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
         learned = [parameter for parameter in loss if parameter.requires_grad]
         return self.settings.build_optimizer(self.model, lr, learned)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss":  # torch would take nothing but a module in a module's place
+            self._modules.pop(name, None)
+        super().__setattr__(name, value)
 
     def overrides(self, *names: str) -> list[str]:
         """Those of the methods that a subclass has replaced."""
@@ -388,12 +394,22 @@ class CaiTModule(LightningModule):
             )
         return precise(logits)
 
+    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of logits [B, num_classes] and labels [B], or class probabilities [B, num_classes] after mixing.
+
+        Override it for another; a teacher's part comes on top.
+        """
+        return self.loss(logits, targets)
+
     def _label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of the labels []. Raises UserError if one of the user's own fails."""
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        with told_as(f"the loss {self.settings.loss} fails"):
-            loss = self.loss(logits, targets)
+        name = self.settings.loss
+        if self.overrides("loss_of"):
+            name = f"{type(self).__name__}.loss_of"
+        with told_as(f"the loss {name} fails"):
+            loss = self.loss_of(logits, targets)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise TypeError(
                     f"it must return a tensor of one number, not {network.kind_of(loss)}"
@@ -556,7 +572,8 @@ class CaiTModule(LightningModule):
         position = loops.Position.now(self.trainer)
         checkpoint[loops.POSITION] = [*position]
         checkpoint[loops.STOP] = loops.waits_to_stop(self.trainer)
-        checkpoint[ckpt.MODULE] = [type(self).__qualname__, *self.overrides(*ANSWERS)]
+        checkpoint[ckpt.MODULE] = [name_of(type(self)), *self.overrides(*ANSWERS)]
+        checkpoint["cait"] = __version__
         # That of the last batch, counted from 0.
         checkpoint["epoch"] = position.epoch if position.batch else max(0, position.epoch - 1)
 
@@ -589,7 +606,7 @@ class CaiTModule(LightningModule):
 
     def _check_class(self, checkpoint: Checkpoint, data_module: Any) -> None:
         """Raise UserError if the run is of another class, and goes on, or its answers are that class's."""
-        ours = type(self).__qualname__
+        ours = name_of(type(self))
         before, *answers = checkpoint.get(ckpt.MODULE) or [ours]
         goes_on = self._trainer and self._trainer.state.fn == "fit"
         if before == ours or not (goes_on or answers):

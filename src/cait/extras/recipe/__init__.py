@@ -32,8 +32,9 @@ SETTINGS = [
 
 def add_settings(line: Line, program: Program) -> None:
     """Add the recipe of a folder to the settings given beside it."""
-    # the rules know the settings of the package's own classes
-    if line.verb != "fit" or program.module or program.data:
+    # a data module that opens its images itself may have none in the folder
+    has_own_source = program.data and not program.data.make_source.__module__.startswith("cait.")
+    if line.verb != "fit" or has_own_source:
         return
     if {"data.root", "from", "minutes", "race"} & line.typed or any(
         path is None for path, _ in line.layers
