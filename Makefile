@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 # Where this is set, as in many containers, every start would compile thousands of modules anew, for some seconds.
 export PYTHONDONTWRITEBYTECODE :=
+# Messages then name the targets of this file.
+export CAIT_MAKE := 1
 
 PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
@@ -109,6 +111,7 @@ PIN := uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
 lock: ## Pin all packages anew in constraints*.txt, with their hashes; keeps the versions that still fit (needs uv)
 	@$(PIN) --extra dev --output-file constraints-dev.txt
 	@$(PIN) --extra build --constraint constraints-dev.txt --output-file constraints.txt
+	@sed -nE 's/^([A-Za-z0-9][^ ]*==[^\\]*[^\\ ]) *\\?$$/\1/p' constraints-dev.txt >src/cait/constraints.txt
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) once:"

@@ -45,7 +45,7 @@ MORE = {
     "serve": [BAD, f"--port={free_port()}"],
 }
 """What verbs need beyond the name of a run."""
-WITHOUT = {"fit", "crossval", "check", "paper", "shards", "study", "sweep", "zoo"}
+WITHOUT = {"fit", "crossval", "check", "new", "paper", "shards", "study", "sweep", "zoo"}
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 if "recipe" in plugins.extras():

@@ -1,4 +1,4 @@
-"""The discipline of this repository, `make house`; a project made of it does without (docs/your_project.md)."""
+"""The discipline of this repository, `make house`."""
 
 import sys
 

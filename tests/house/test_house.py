@@ -120,6 +120,7 @@ ELSEWHERE = {
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/page.py": "the page's template",
+    "extras/new/verb.py": "the metadata and the project of this package",
     "extras/recipe/figures.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "contrib/serve/server.py": "the page",
