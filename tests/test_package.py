@@ -90,8 +90,10 @@ def test_the_wheel_is_whole_and_the_sdist_builds_the_same(wheel: Path, tmp_path:
         path.relative_to(REPO): SOURCE.name / path.relative_to(REPO)
         for path in (REPO / "configs").rglob("*.yaml")
     }
-    for path in SOURCE.rglob("*"):
-        if path.is_file() and not {"tests", "__pycache__"} & {*path.relative_to(SOURCE).parts}:
+    for path in SOURCE.parent.rglob("*"):
+        parts = path.relative_to(SOURCE.parent).parts
+        is_left_out = "__pycache__" in parts or ("tests" in parts and "project" not in parts)
+        if path.is_file() and not is_left_out:
             kept[path.relative_to(REPO)] = path.relative_to(SOURCE.parent)
     for_readers = {
         name
@@ -126,6 +128,29 @@ def test_an_installed_package_trains_resumes_scores_and_predicts(
         assert words in printed
     assert not OF_A_CLONE.search(printed)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_project_of_ones_own_lives_on_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """`cait new` of an installed package, then the targets of its Makefile, with no clone in sight."""
+    run(tmp_path, installed, "new", "maple")
+    project = tmp_path / "maple"
+    environment = installed.parents[1]
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "maple.pth").write_text(str(project / "src"))
+    (project / ".venv").symlink_to(environment)
+    (project / ".venv/ready").touch()
+    short = "ARGS=--trainer.max_steps=4 --trainer.accelerator=cpu --save_every_n_steps=2"
+    run(project, "make", "train", short)
+    run(project, "make", "resume", "RUN=maple", "ARGS=--trainer.max_steps=8")
+    assert "top-1" in run(project, "make", "eval", "RUN=maple")
+    image = "IMAGES=data/digits/val/7/0081.png"
+    printed = run(project, "make", "predict", "RUN=maple", image)
+    assert "0081.png" in printed
+    assert not OF_A_CLONE.search(printed)
+    run(project, "make", "export", "RUN=maple")
+    assert (project / "logs/maple/export").is_dir()
+    assert "3 passed" in run(project, "make", "test")
 
 
 def test_a_clone_finds_a_configuration_from_any_folder(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -132,7 +132,7 @@ def _run(asked: Namespace, given: list[str], program: Program) -> None:
         line = Line("fit", given, trust.settings)
         if asked.folder:
             config = rundir.config(asked.folder)
-            line.layers.insert(0, (config, trust.settings(config)))
+            line.layers.insert(0, (config, trust.settings(config, is_run=True)))
         else:
             line.extend(program)
         ReplayCLI(asked, line, program)

@@ -350,6 +350,31 @@ def test_the_text_that_was_checked_is_the_one_that_is_used(
     assert not Path("ran").exists()
 
 
+def test_a_config_yaml_of_ones_own_is_no_runs(bad: Path, capfd: Capture) -> None:
+    """It lies beside no checkpoints: a misspelled setting is refused, and code in it is the user's."""
+    own = bad.parent.parent / "config.yaml"
+    own.write_text("data: {batchsize: 8}\n")
+    try:
+        line, _ = told(["fit", *SMALL, "--config=config.yaml", "--run_name=own"], capfd)
+        assert line.startswith("cait: error: there is no setting data.batchsize")
+        own.write_text(f"model: {{name: {NET!r}}}\n")
+        assert trust.settings(own)
+        with pytest.raises(UserError, match="may do anything"):
+            trust.settings(own, is_run=True)
+    finally:
+        own.unlink()
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval"])
+def test_a_run_without_checkpoints_is_a_strangers_too(verb: str, bad: Path, capfd: Capture) -> None:
+    changed(bad, model={"name": NET})
+    for path in [*(bad / "checkpoints").glob("*"), bad / ".lock"]:
+        path.unlink(missing_ok=True)
+    (bad / "checkpoints").rmdir()
+    assert told(VERBS[verb], capfd)[0]
+    assert "payload" not in sys.modules
+
+
 def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
     metric = {"f1": "torchmetrics.classification:MulticlassF1Score"}
     trust.check_code(

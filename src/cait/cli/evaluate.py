@@ -82,7 +82,7 @@ def _line_of(words: list[str], program: Program) -> tuple[Line, Path | None]:
     line = Line("eval", words, trust.settings)
     scoring = _settings_to_score(folder)  # first: a run without a checkpoint has nothing to score
     config = rundir.config(folder)
-    line.layers[:0] = [(config, trust.settings(config)), (None, scoring)]
+    line.layers[:0] = [(config, trust.settings(config, is_run=True)), (None, scoring)]
     return line, folder
 
 

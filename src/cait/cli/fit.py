@@ -73,7 +73,10 @@ def continued(folder: Path, words: list[str], program: Program) -> Line:
     config = rundir.config(folder)
     read = partial(trust.settings, of_first=program.processes.from_first)
     line = Line("fit", words, read)
-    line.layers[:0] = [(config, read(config)), (None, _continuing(folder, line.typed, program))]
+    line.layers[:0] = [
+        (config, read(config, is_run=True)),
+        (None, _continuing(folder, line.typed, program)),
+    ]
     return line
 
 

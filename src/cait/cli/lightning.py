@@ -191,7 +191,7 @@ class CaiTCLI(LightningCLI):
     def _checked(self, path: Path | None, settings: Settings) -> Settings:
         """A layer; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
         trains = self.subcommand == "fit"
-        if path is not None and path.name == rundir.CONFIG:
+        if path is not None and rundir.is_of_run(path):
             settings, left_out = configurations.without_absent(settings, self._known())
             if left_out and trains:  # another verb has none of the settings of training
                 rank_zero_info(

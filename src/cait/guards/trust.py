@@ -50,15 +50,18 @@ def is_own(text: str) -> bool:
     return _trusted.get() or signature.is_own(text)
 
 
-def settings(path: Path, of_first: Callable[..., str] = operator.call) -> Settings:
+def settings(
+    path: Path, of_first: Callable[..., str] = operator.call, is_run: bool = False
+) -> Settings:
     """The settings in a file of --config, read once: what is checked is what is used.
 
     `of_first` gives every process what the function returns in the first, which alone needs the key then. Raises
-    UserError if it is a run's config.yaml that names code, and is not the user's own.
+    UserError if it is a run's config.yaml that names code, and is not the user's own. `is_run` says that it is a run's,
+    whatever lies beside it.
     """
     text = configurations.read_text(path)
     needs_no_leave = True
-    if path.name == rundir.CONFIG:
+    if is_run or rundir.is_of_run(path):
         text, needs_no_leave = json.loads(of_first(lambda: json.dumps([text, is_own(text)])))
     config = configurations.settings(path, text)
     if not needs_no_leave:

@@ -113,6 +113,12 @@ def config(folder: Path) -> Path:
     return path
 
 
+def is_of_run(path: Path) -> bool:
+    """Whether a file is the configuration of a run, and not the user's own of that name, as Hydra has it."""
+    beside = (path.with_name(CHECKPOINTS), path.with_name(LOCK))
+    return path.name == CONFIG and any(map(Path.exists, beside))
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints from which a run may go on, the first choice first: its last ones, then the newest of the others.
 
