@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ SPLITS = ("train", "val", "test")
 """Not every data set has the last."""
 COLUMNS = ("labels", "starts", "sizes")
 """Of the table, besides the names and the places."""
+
+
+def _piece(name: str, size: Any, sha256: Any) -> Piece:
+    """A file as the index lists it. Raises TypeError if its size is no whole number."""
+    return Piece(name, operator.index(size), str(sha256))
 
 
 def chunk_name(split: str, number: int) -> str:
@@ -127,13 +133,15 @@ class ShardSource:
                 raise ValueError(
                     f"it is of version {index['version']}, this program reads version {VERSION}"
                 )
+            if not all(isinstance(name, str) for name in index["class_names"]):
+                raise ValueError("a class has a name that is no text")
             index["pixels"] = Pixels(**index["pixels"]) if "pixels" in index else None
             index["splits"] = [split for split in SPLITS if split != "test" or split in index]
             for split in index["splits"]:
                 files = index[split]
-                files["table"] = Piece(f"{split}/{TABLE}", *files["table"])
+                files["table"] = _piece(f"{split}/{TABLE}", *files["table"])
                 files["chunks"] = [
-                    Piece(chunk_name(split, number), *chunk)
+                    _piece(chunk_name(split, number), *chunk)
                     for number, chunk in enumerate(files["chunks"])
                 ]
                 asked = self._asked[split]

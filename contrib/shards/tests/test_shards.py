@@ -90,6 +90,30 @@ def digits_address(digit_shards: Path, s3: loopback.Requests) -> str:
     return loopback.upload(digit_shards, "digits")
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("class_names", 9), 10**30),
+        (("class_names",), 3),
+        (("val", "table", 0), "\x1b]0;"),
+        (("train", "chunks", 1, 0), 1e308),
+        (("train", "chunks", 0, 0), None),
+        (("train", "chunks"), {"a": 1}),
+    ],
+)
+def test_an_index_of_other_values_is_no_index(
+    path: tuple, value: object, digit_shards: Path, tmp_path: Path
+) -> None:
+    content = json.loads((digit_shards / "shards.json").read_text())
+    part = content
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    (tmp_path / "shards.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"shards\.json is no index for this program"):
+        _ = open_source(str(tmp_path)).index
+
+
 def batches(root: Path | str, **settings: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
     data = module(root, **settings)
     return [*data.train_dataloader(), *data.val_dataloader()]
