@@ -92,7 +92,8 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
     config = saved.run_settings(folder)
     group(ModuleSettings, config["model"])  # each value is of its type, or a line says which is not
-    group(DataSettings, config["data"])
+    channels = (config["model"].get("fields") or {}).get("in_chans", 3)
+    group(DataSettings, config["data"] | {"in_chans": channels})
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
     card = text(repo, scored, about, config, images, given.license, plugins.results(folder))
