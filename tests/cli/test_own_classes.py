@@ -147,12 +147,19 @@ def test_the_project_in_the_working_folder_needs_no_trust(
         assert not trust.is_of_project(name)
     Path("src/grove").mkdir(parents=True)
     Path("src/grove/__init__.py").touch()
+    Path("src/grove/module.py").touch()
+    Path("src/grove/parts.py").touch()
     assert not trust.is_of_project(names[0])
     Path("pyproject.toml").touch()
     for name in names:
         assert trust.is_of_project(name)
         trust.check_code(Path("it"), {"metrics": [name]}, None)
     for name in ("logs.grove:x", "logs.run.evil:x", "os:system", "grove; x", "data.data_dir grove"):
+        assert not trust.is_of_project(name)
+    for name in ("grove.parts:os.system", "grove.parts.os.system", "grove.absent:x"):
+        assert not trust.is_of_project(name)
+    monkeypatch.chdir(REPO)  # a clone, whose every function a stranger could name else
+    for name in ("cait.disk:remove", "cait.disk:os.abort", "cait.disk.remove"):
         assert not trust.is_of_project(name)
 
 

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import cait
 from cait import references, signature
 from cait.errors import UserError
 from cait.guards import configurations
@@ -88,16 +89,20 @@ def _refuse(path: Path, names: Iterable[str]) -> None:
 
 
 def is_of_project(name: str) -> bool:
-    """Whether a text names code of the project in the working folder: a package in `src`, beside pyproject.toml.
+    """Whether a text names code of the project in the working folder: in a file of a package in `src`.
 
-    Runs of one's own project need no trust on another machine.
+    A pyproject.toml lies beside `src`. Runs of one's own project need no trust on another machine. What is reached
+    through another module, as "mine.parts:os.system", is not the project's; nor is this package in its own clone.
     """
-    package = re.split("[.:]", name)[0]
-    return (
-        re.fullmatch(r"[\w.]+:?[\w.]+", name) is not None
-        and Path("pyproject.toml").is_file()
-        and Path("src", package, "__init__.py").is_file()
-    )
+    names = re.fullmatch(r"(\w+(?:\.\w+)*)[.:]\w+", name)
+    if names is None or not Path("pyproject.toml").is_file():
+        return False
+    package, *rest = names[1].split(".")
+    folder = Path("src", package)
+    if package == cait.__name__ or not (folder / "__init__.py").is_file():
+        return False
+    module = folder.joinpath(*rest)
+    return module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
 
 
 def code_of_run(config: Settings) -> Iterator[str]:
