@@ -50,6 +50,11 @@ def subclass(path: str, base: type) -> type:
     return cls
 
 
+def overridden(cls: type, base: type, *names: str) -> list[str]:
+    """Those of the methods of `base` that a subclass has replaced."""
+    return [name for name in names if getattr(cls, name) is not getattr(base, name)]
+
+
 def made(path: str, *args: Any, **kwargs: Any) -> Any:
     """What the object at `path` returns when it is called. Raises UserError if that fails; it says how and where."""
     make = locate(path)

@@ -30,7 +30,7 @@ from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
 
 EPOCH = 16
-"""Batches of an epoch, each of which is a step."""
+"""Batches, and so steps, of an epoch."""
 
 
 def fitted(folder: Path, *callbacks: Any, net: Any = None, **settings: Any) -> signals.Trainer:

@@ -26,12 +26,8 @@ def data_settings(folder: Path) -> Settings:
 
     The images that it held out stay the same, even if the folder has grown.
     """
-    path = rundir.config(folder)
-    text = configurations.read_text(path)
-    settings: Any = configurations.settings(path, text).get("data")
-    disk.check_shape(settings, dict, path, "data")
-    if not trust.is_own(text):
-        trust.check_code(path, settings, None)
+    settings, is_own = _trusted(folder, "data", dict)
+    if not is_own:
         settings = image_settings(settings)
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
@@ -40,17 +36,24 @@ def data_settings(folder: Path) -> Settings:
 
 def data_class(folder: Path) -> Any:
     """The class of a run's data module, if its configuration names one. Raises UserError if it cannot be used."""
-    path = rundir.config(folder)
-    text = configurations.read_text(path)
-    name: Any = configurations.settings(path, text).get("data_module")
+    name, _ = _trusted(folder, "data_module", str | None)
     if name is None:
         return None
-    disk.check_shape(name, str, path, "data_module")
-    if not trust.is_own(text):
-        trust.check_code(path, name, None)
     from cait.data.datamodule import ImageNetDataModule
 
     return references.subclass(name, ImageNetDataModule)
+
+
+def _trusted(folder: Path, name: str, shape: Any) -> tuple[Any, bool]:
+    """(a setting of a run, whether the run is the user's own). Raises UserError if another's names code in it."""
+    path = rundir.config(folder)
+    text = configurations.read_text(path)
+    value = configurations.settings(path, text).get(name)
+    disk.check_shape(value, shape, path, name)
+    is_own = trust.is_own(text)
+    if not is_own:
+        trust.check_code(path, value, None)
+    return value, is_own
 
 
 def image_settings(settings: Settings) -> Settings:

@@ -125,7 +125,7 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def has_own_eval_transform(self) -> bool:
         """Whether a subclass changes the evaluation transform, so that `settings` do not describe it."""
-        return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
+        return bool(references.overridden(type(self), ImageNetDataModule, "make_eval_transform"))
 
     @property
     def preprocessing(self) -> Settings:

@@ -204,6 +204,14 @@ class Program:
         else:
             self.data = self.data or references.subclass(path, ImageNetDataModule)
 
+    def data_overrides(self, *names: str) -> list[str]:
+        """Those of the methods of `ImageNetDataModule` that the user's data module replaces."""
+        if self.data is None:
+            return []
+        from cait.data.datamodule import ImageNetDataModule
+
+        return references.overridden(self.data, ImageNetDataModule, *names)
+
     def command(self, verb: str, folder: Path, options: str = "") -> str:
         """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""
         name = shlex.quote(rundir.run_argument(folder))

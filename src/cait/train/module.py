@@ -25,7 +25,7 @@ from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
-from cait.references import name_of
+from cait.references import name_of, overridden
 from cait.settings import Settings, check_names, values
 from cait.train.losses import DistillationSettings, LossSettings, parameters_behind
 from cait.train.metrics import task_named
@@ -212,9 +212,7 @@ class CaiTModule(LightningModule):
 
     def overrides(self, *names: str) -> list[str]:
         """Those of the methods that a subclass has replaced."""
-        return [
-            name for name in names if getattr(type(self), name) is not getattr(CaiTModule, name)
-        ]
+        return overridden(type(self), CaiTModule, *names)
 
     def new_metrics(self) -> Any:
         return self.task.metrics(self.settings.metrics or {}, self.settings.per_class)

@@ -311,9 +311,8 @@ def _read_rows(file: Path, where: str, root: Path, several: bool) -> Iterator[Ro
             for column in ("path", name, "split", "group")
             if column in row
         }
-        if (
-            row.get("error") and not cells[name]
-        ):  # of `cait predict`, which could not read the image
+        is_unread = row.get("error") and not cells[name]  # by `cait predict`
+        if is_unread:
             continue
         if empty := [column for column, cell in cells.items() if not cell]:
             raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")

@@ -26,10 +26,7 @@ def reading(**settings: Any) -> Any:
 def add_settings(line: Any, program: Any) -> None:
     """Where images are planes, add the settings that they need to those of `cait fit`."""
     # a data module of one's own may have transforms of its own
-    makes_own = program.data and not all(
-        make.__module__.startswith("cait.")
-        for make in (program.data.make_train_transform, program.data.make_eval_transform)
-    )
+    makes_own = program.data_overrides("make_train_transform", "make_eval_transform")
     if line.verb == "fit" and not makes_own:
         from cait.cli.options import Options
 

@@ -18,7 +18,7 @@ from cait.errors import UserError, tell_once
 COMPARED = 50_000
 """Images that are compared at the start of a run that holds out some: a second or two on a local disk."""
 checked = set[Path]()
-"""Roots of which `cait check` compares all images in this process."""
+"""Roots whose images `cait check` compares, all of them, in this process."""
 MIDDLE = 1 << 12
 """Bytes in the middle of a file that are compared before the whole."""
 BLOCK = 1 << 20

@@ -72,9 +72,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
 
     Raises what `scores.read` does, and UserError if timm does not know the network.
     """
-    from cait.data.datamodule import DataSettings
     from cait.extras import curves, plots, scores
-    from cait.train.module import ModuleSettings
 
     checkpoint = rundir.best_checkpoint(folder, "describe")
     about = scores.read(folder, checkpoint, program.command("eval", folder))
@@ -91,9 +89,7 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     # as the Hub allows
     repo = given.repo or f"OWNER/{re.sub(r'[^A-Za-z0-9_.-]+', '-', folder.name)}"
     config = saved.run_settings(folder)
-    group(ModuleSettings, config["model"])  # each value is of its type, or a line says which is not
-    channels = (config["model"].get("fields") or {}).get("in_chans", 3)
-    group(DataSettings, config["data"] | {"in_chans": channels})
+    check_settings(config)
     about["is_own"] = state.get("preprocessing", {}) is None
     about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
     card = text(repo, scored, about, config, images, given.license, plugins.results(folder))
@@ -116,6 +112,16 @@ def _is_timms(model: Content) -> bool:
     if name.startswith(TIMM):
         return fields.isdisjoint(plugins.by_name("TIMM_FIELDS"))
     return name in VARIANTS and fields <= {*SHARED_FIELDS}
+
+
+def check_settings(config: Content) -> None:
+    """Raise UserError if a setting of a run has a value of another type: the card has them in its code."""
+    from cait.data.datamodule import DataSettings
+    from cait.train.module import ModuleSettings
+
+    group(ModuleSettings, config["model"])
+    channels = (config["model"].get("fields") or {}).get("in_chans", 3)
+    group(DataSettings, config["data"] | {"in_chans": channels})
 
 
 def text(

@@ -33,8 +33,7 @@ SETTINGS = [
 def add_settings(line: Line, program: Program) -> None:
     """Add the recipe of a folder to the settings given beside it."""
     # a data module that opens its images itself may have none in the folder
-    has_own_source = program.data and not program.data.make_source.__module__.startswith("cait.")
-    if line.verb != "fit" or has_own_source:
+    if line.verb != "fit" or program.data_overrides("make_source"):
         return
     if {"data.root", "from", "minutes", "race"} & line.typed or any(
         path is None for path, _ in line.layers

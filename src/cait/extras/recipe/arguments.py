@@ -91,9 +91,9 @@ def chosen(given: Settings, asked: Namespace, program: Program) -> Settings:
 
     processes = program.processes
     is_from_lightning = processes.is_launched() and processes.started() == 1
-    if not (
-        is_from_lightning and CHOSEN in os.environ
-    ):  # which started this process with the arguments of the first
+    # Lightning has started this process with the arguments, and the choice, of the first
+    is_chosen = is_from_lightning and CHOSEN in os.environ
+    if not is_chosen:
         os.environ[CHOSEN] = processes.from_first(planned)
     settings = json.loads(os.environ[CHOSEN])
     if isinstance(settings, str):  # an error of the first process

@@ -19,6 +19,7 @@ from PIL import ExifTags, Image
 from cait import ckpt
 from cait.cli import main
 from cait.data.reading import Reading, load_image
+from cait.errors import UserError
 from cait.extras.channels.preprocessing import Planes
 from cait.extras.display import LANGUAGES, network_name, written
 from cait.extras.publish import card as hub_card
@@ -192,6 +193,15 @@ def test_the_code_of_the_card_reads_planes_as_the_run_does(
         exec(code.replace('"image.jpg"', repr(str(tmp_path / "x.npy"))), seen := dict[str, Any]())
     expected = prepared.transform()(prepared.open(tmp_path / "x.npy", "", False))
     assert (seen["transform"](seen["image"]) - expected).abs().max() < 1e-4
+
+
+def test_settings_have_their_types_for_any_number_of_channels() -> None:
+    planes = {"mean": [0.1] * 4, "std": [0.2] * 4, "reader": "cait.extras.channels.planes:read"}
+    config: dict[str, Any] = {"model": {"fields": {"in_chans": 4}}, "data": planes}
+    hub_card.check_settings(config)
+    for wrong in ({"shrink": "1\nimport os"}, {"mean": [0.1] * 3}):
+        with pytest.raises(UserError):
+            hub_card.check_settings(config | {"data": planes | wrong})
 
 
 def test_names_do_not_leave_their_place_and_other_extras_have_tables() -> None:
