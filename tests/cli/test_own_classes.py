@@ -139,7 +139,7 @@ def test_a_strangers_class_is_not_imported(
 def test_the_project_in_the_working_folder_needs_no_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package in src/, beside pyproject.toml; what lies elsewhere in the folder asks, as a run's own files would."""
+    """What a package in src/ defines, beside pyproject.toml; what it imports or lies elsewhere in the folder asks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     names = ["grove.module:Module", "grove.parts.Announce"]
@@ -147,8 +147,10 @@ def test_the_project_in_the_working_folder_needs_no_trust(
         assert not trust.is_of_project(name)
     Path("src/grove").mkdir(parents=True)
     Path("src/grove/__init__.py").touch()
-    Path("src/grove/module.py").touch()
-    Path("src/grove/parts.py").touch()
+    Path("src/grove/module.py").write_text(PARTS)
+    parts = "from os import system\n\nimport grove.module as near\n\nkill = system\n"
+    parts += "\n\nclass Announce:\n    class Inner: ...\n\n    def method(self): ...\n\n\ndef loss(): ...\n"
+    Path("src/grove/parts.py").write_text(parts)
     assert not trust.is_of_project(names[0])
     Path("pyproject.toml").touch()
     for name in names:
@@ -156,8 +158,20 @@ def test_the_project_in_the_working_folder_needs_no_trust(
         trust.check_code(Path("it"), {"metrics": [name]}, None)
     for name in ("logs.grove:x", "logs.run.evil:x", "os:system", "grove; x", "data.data_dir grove"):
         assert not trust.is_of_project(name)
+    assert trust.is_of_project("grove.parts:loss")
     for name in ("grove.parts:os.system", "grove.parts.os.system", "grove.absent:x"):
         assert not trust.is_of_project(name)
+    for name in (
+        "system",
+        "near",
+        "kill",
+        "Inner",
+        "method",
+        "Announc",
+        "cait",
+    ):  # imported, or not there
+        assert not trust.is_of_project(f"grove.parts:{name}")
+        assert not trust.is_of_project(f"grove.parts.{name}")
     monkeypatch.chdir(REPO)  # a clone, whose every function a stranger could name else
     for name in ("cait.disk:remove", "cait.disk:os.abort", "cait.disk.remove"):
         assert not trust.is_of_project(name)

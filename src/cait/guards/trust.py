@@ -89,20 +89,22 @@ def _refuse(path: Path, names: Iterable[str]) -> None:
 
 
 def is_of_project(name: str) -> bool:
-    """Whether a text names code of the project in the working folder: in a file of a package in `src`.
+    """Whether a text names a class or a function that a file of a package in `src` of the working folder defines.
 
-    A pyproject.toml lies beside `src`. Runs of one's own project need no trust on another machine. What is reached
-    through another module, as "mine.parts:os.system", is not the project's; nor is this package in its own clone.
+    A pyproject.toml lies beside `src`. Runs of one's own project need no trust on another machine. What the file has
+    imported, as "mine.parts:system", is not the project's; nor is this package in its own clone.
     """
-    names = re.fullmatch(r"(\w+(?:\.\w+)*)[.:]\w+", name)
+    names = re.fullmatch(r"((\w+)(?:\.\w+)*)[.:](\w+)", name)
     if names is None or not Path("pyproject.toml").is_file():
         return False
-    package, *rest = names[1].split(".")
-    folder = Path("src", package)
-    if package == cait.__name__ or not (folder / "__init__.py").is_file():
+    module, package, defined = names.groups()
+    if package == cait.__name__ or not Path("src", package, "__init__.py").is_file():
         return False
-    module = folder.joinpath(*rest)
-    return module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
+    path = Path("src", *module.split("."))
+    files = filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py"))
+    # The name is looked for in the text: an import would run the file.
+    definition = re.compile(rf"^(class|def) {defined}\b", re.MULTILINE)
+    return any(map(definition.search, map(configurations.read_text, files)))
 
 
 def code_of_run(config: Settings) -> Iterator[str]:
