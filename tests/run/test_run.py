@@ -66,6 +66,9 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert rundir.folder_of(word) == Path(name)
     assert rundir.folder_of("first") == Path("logs/first")
     monkeypatch.chdir("elsewhere/second")
+    where = f"there are none in {tmp_path}/elsewhere/second/logs: change to the folder that has logs/, or give"
+    with pytest.raises(UserError, match=where):  # as from notebooks/
+        rundir.folder_of("first")
     assert rundir.folder_of(".") == tmp_path / "elsewhere/second"
     assert rundir.folder_of("..") == tmp_path / "elsewhere"
 

@@ -37,7 +37,11 @@ def folder_of(name: str) -> Path:
     if elsewhere.is_dir():
         return _check_folder(elsewhere)
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
-    others = f"; runs: {', '.join(runs)}" if runs else f"; there are none in {LOGS.absolute()}"
+    others = (
+        f"; runs: {', '.join(runs)}"
+        if runs
+        else f"; there are none in {LOGS.absolute()}: change to the folder that has {LOGS}/, or give the run's path"
+    )
     missing = elsewhere if LOGS in elsewhere.parents else in_logs
     raise UserError(f"there is no run {missing}{did_you_mean(missing.name, runs, others)}")
 
