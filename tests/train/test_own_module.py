@@ -201,7 +201,7 @@ def test_a_run_remembers_the_class_of_its_module(
     if answers_alike:
         trainer().validate(now(**SETTINGS), loader(4), path, verbose=False)
         return
-    with pytest.raises(UserError, match="take the script that has"):
+    with pytest.raises(UserError, match=f"by --module {name_of(before)}$"):
         trainer().validate(now(**SETTINGS), loader(4), path, verbose=False)
 
 

@@ -25,7 +25,7 @@ from cait.errors import UserError, told_as
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
-from cait.references import name_of, overridden
+from cait.references import is_path, name_of, overridden
 from cait.settings import Settings, check_names, values
 from cait.train.losses import DistillationSettings, LossSettings, parameters_behind
 from cait.train.metrics import task_named
@@ -610,6 +610,8 @@ class CaiTModule(LightningModule):
         if before == ours or not (goes_on or answers):
             return
         remedy = f"take the script that has {before} in place of `cait`"
+        if is_path(before):
+            remedy = f"take that class, in a command by --module {before}"
         if goes_on:
             if not getattr(data_module, "check_resume", True):
                 return
