@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cait import disk
-from cait.errors import UserError
+from cait.errors import COMMAND, UserError
 from cait.guards.configurations import typed
 from cait.run import rundir
 from cait.run.program import Program
@@ -50,7 +50,7 @@ def train_run(
         ]
     script = Path(program.script or sys.argv[0])
     # Started as this process was, it looks for modules where this one did: `-m` would put the current folder first.
-    is_script = program.script or (script.name == "cait" and script.is_file())
+    is_script = program.script or (script.name == COMMAND.get() and script.is_file())
     command = [sys.executable, *([script] if is_script else ["-m", "cait"]), *arguments]
     with (folder / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
@@ -104,4 +104,4 @@ def failure(folder: Path, status: int) -> str:
         return f"killed by signal {-status}"
     with disk.open_file(folder / OUTPUT) as file:
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("cait: error: ") if lines else f"exit status {status}"
+    return lines[-1].removeprefix(f"{COMMAND.get()}: error: ") if lines else f"exit status {status}"

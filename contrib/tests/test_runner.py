@@ -2,11 +2,12 @@
 
 import signal
 import sys
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 
-from cait.errors import UserError
+from cait.errors import COMMAND, UserError
 from cait.run.program import Program
 from contrib.runner import OUTPUT, failure, interruptible, train_run
 
@@ -57,8 +58,11 @@ def test_a_run_finds_modules_where_the_program_does(
 ) -> None:
     """`cait` has the current folder last on the path, if at all; `python -m cait` would have it first."""
     (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin/cait"
-    script.write_text("import os, sys; sys.exit(sys.path[0] in ('', os.getcwd()))")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    assert train_run(Program(), tmp_path, []) == 0
+    for name in ("cait", "leafnet"):  # the second a console script of the user's own
+        script = tmp_path / "bin" / name
+        script.write_text("import os, sys; sys.exit(sys.path[0] in ('', os.getcwd()))")
+        monkeypatch.setattr(sys, "argv", [str(script)])
+        context = copy_context()
+        context.run(COMMAND.set, name)
+        assert context.run(train_run, Program(), tmp_path, []) == 0

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ LIBRARIES = (
 """Folders whose code is not the user's own: Python's, and ours."""
 PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders that hold installed packages."""
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="cait")
+"""What is typed for `cait`: that, or a console script of the user's own."""
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """What a terminal obeys, breaks of lines, and the marks that turn the direction of writing."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -153,7 +156,12 @@ def table_console(width: int, **settings: Any) -> Any:
 
 def to_type(make: str, cait: str) -> str:
     """The command to name in a message: one of this repository's Makefile under it, else of `cait`."""
-    return make if "CAIT_MAKE" in os.environ else cait
+    return make if "CAIT_MAKE" in os.environ else as_typed(cait)
+
+
+def as_typed(text: str) -> str:
+    """A text with commands of `cait`, which are those of a console script of the user's own if that was started."""
+    return text.replace("cait ", f"{COMMAND.get()} ")
 
 
 def to_install(packages: str) -> str:

@@ -1,8 +1,10 @@
 """Classes of the user's own that a run names, and `cait.fit`, which takes them as objects."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,54 @@ def test_another_class_does_not_go_on_with_a_run(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         main(["resume", "named", "--module=grove:Other", "--trainer.max_epochs=3"])
     assert "the run's module is grove:Module" in capsys.readouterr().err
+
+
+def typed(*words: str) -> None:
+    """Start `main` as the process of `sys.argv[0]` with these words."""
+    sys.argv[1:] = words
+    with contextlib.suppress(SystemExit):
+        copy_context().run(main, data=cait.ImageNetDataModule)
+
+
+def test_a_console_script_of_ones_own_is_named_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CAIT_MAKE", raising=False)
+    script = tmp_path / "leafnet"
+    script.touch()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    typed("fit", "--help")
+    assert "usage: leafnet fit " in capsys.readouterr().out
+    for words in ([], ["eval"], ["resume"], ["predict"]):
+        typed(*words, "--help")
+        shown = capsys.readouterr().out
+        assert f"usage: leafnet {words[0] if words else 'VERB'}" in shown
+        assert "cait " not in shown
+    typed("resume")
+    assert "leafnet: error: which run? `leafnet resume NAME`" in capsys.readouterr().err
+    typed("fit", *SMALL, "--run_name=named")
+    told = "leafnet: error: logs/named holds a run: go on with `leafnet resume named` or"
+    assert told in capsys.readouterr().err
+    typed("predict", "named")
+    assert "`leafnet predict --help` lists what there is" in capsys.readouterr().err
+
+
+def test_a_file_of_code_and_a_program_around_are_named_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CAIT_MAKE", raising=False)
+    script = tmp_path / "mine.py"
+    script.touch()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    typed("fit", *SMALL, "--run_name=named")
+    told = f"cait: error: logs/named holds a run: go on with `python {script} resume named` or"
+    assert told in capsys.readouterr().err
+    around = tmp_path / "pytest"
+    around.touch()
+    monkeypatch.setattr(sys, "argv", [str(around), "tests"])
+    with pytest.raises(SystemExit, match="2"):
+        copy_context().run(main, ["resume", "absent"])
+    assert "cait: error: there is no run logs/absent" in capsys.readouterr().err
 
 
 def test_a_strangers_class_is_not_imported(

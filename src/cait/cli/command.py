@@ -7,13 +7,16 @@ import sys
 import traceback
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
 from cait.errors import (
+    COMMAND,
     OtherEndedError,
     UserError,
+    as_typed,
     did_you_mean,
     error_line,
     is_of_worker,
@@ -68,11 +71,11 @@ def verbs() -> dict[str, Verb]:
 
 
 def _print_help() -> None:
-    print(HEAD)
+    lines = [HEAD]
     for name, verb in verbs().items():
         indented = verb.help.replace("\n", "\n             ")
-        print(f"  {name:10} {indented}")
-    print(FOOT)
+        lines.append(f"  {name:10} {indented}")
+    print(as_typed("\n".join([*lines, FOOT])))
 
 
 def main(
@@ -90,7 +93,13 @@ def main(
     """
     cores.before_torch()
     argv = sys.argv[1:] if argv is None else argv
-    program = Program(module, data, sys.argv[0] if module or data else None)
+    started = Path(sys.argv[0])
+    script = None
+    if argv == sys.argv[1:] and started.is_file() and not started.suffix:
+        COMMAND.set(started.name)  # as pip installs it
+    elif module or data:
+        script = sys.argv[0]
+    program = Program(module, data, script)
     try:
         _print_any_name()
         _run(argv, program)
@@ -99,7 +108,7 @@ def main(
         _end(error)
         if line := own_line(error):
             tell(
-                f"cait: error: {line} has ended the run, by sys.exit or as the parser of a command line"
+                f"{COMMAND.get()}: error: {line} has ended the run, by sys.exit or as the parser of a command line"
             )
         raise
     except Exception as error:
@@ -118,8 +127,9 @@ def _report(error: Exception, program: Program) -> int:
         for trace_line in trace.splitlines():
             tell(trace_line)
     message = with_own_line(str(known), error) if known else error_line(error)
+    message = message.replace("`cait ", as_typed("`cait "))
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
-    tell(f"cait: error: {'; '.join([message, *notes])}")
+    tell(f"{COMMAND.get()}: error: {'; '.join([message, *notes])}")
     if known is None:
         return UserError.status if line or is_of_worker(str(error)) else 1
     # Where Lightning has started the processes, this one exits for all.
@@ -146,7 +156,7 @@ def _end(error: BaseException) -> None:
     cause = error.__context__ if isinstance(error, SystemExit) else error
     if isinstance(cause, KeyboardInterrupt):
         if error is cause:
-            print("cait: interrupted", file=sys.stderr)
+            print(f"{COMMAND.get()}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
         cores.discard(sys.stdout)  # for the flush at the interpreter's end

@@ -16,7 +16,7 @@ from cait.cli.options import HELP, TRUST, Line, split_flag, split_run
 from cait.data.folder import FolderSource
 from cait.data.listing import below, composed, spelled
 from cait.data.table import held_out_paths
-from cait.errors import UserError, console, tell_once
+from cait.errors import UserError, as_typed, console, tell_once
 from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
     if HELP & {*arguments}:
-        print(USAGE, end="")
+        print(as_typed(USAGE), end="")
         for setting in plugins.settings():
             if "eval" in setting.verbs:
                 print(f"  --{setting.name}: {setting.help}")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from cait.cli.options import HELP, PRINT_PLAN, TRUST, Line, split_flag, split_run
-from cait.errors import UserError
+from cait.errors import UserError, as_typed
 from cait.run import rundir
 from cait.run.program import NextRun, Program
 from cait.settings import Settings
@@ -35,7 +35,7 @@ def fit(arguments: list[str], program: Program) -> None:
 
 def resume(arguments: list[str], program: Program) -> None:
     if HELP & {*arguments}:
-        print(USAGE)
+        print(as_typed(USAGE))
         return
     from cait.guards import trust
 

@@ -21,7 +21,7 @@ from cait.cli import noise
 from cait.cli.options import Line, settings_of
 from cait.cli.run_plan import RunPlan, SyncBatchNorms, plan_run, resolve_config
 from cait.data.datamodule import DataSettings, ImageNetDataModule
-from cait.errors import UserError, abbreviate, error_line
+from cait.errors import UserError, abbreviate, as_typed, error_line
 from cait.guards import configurations, refusals
 from cait.guards.configurations import entries
 from cait.guards.run_lock import RunLock
@@ -80,7 +80,7 @@ class CaiTCLI(LightningCLI):
                 parser_kwargs=strict
                 | {
                     self.subcommand: strict
-                    | {"usage": f"cait {line.verb} {options}[--NAME VALUE ...]"}
+                    | {"usage": as_typed(f"cait {line.verb} {options}[--NAME VALUE ...]")}
                 },
             )
         except BaseException as error:

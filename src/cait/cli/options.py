@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from cait import plugins
-from cait.errors import UserError
+from cait.errors import UserError, as_typed
 from cait.guards.configurations import (
     GROUPS,
     Layer,
@@ -103,7 +103,10 @@ class Options(argparse.ArgumentParser):
 
     def __init__(self, verb: str, description: str = "") -> None:
         super().__init__(
-            f"cait {verb}", description=description, add_help=bool(description), allow_abbrev=False
+            as_typed(f"cait {verb}"),
+            description=description,
+            add_help=bool(description),
+            allow_abbrev=False,
         )
 
     def add_trust(self) -> None:
@@ -156,11 +159,7 @@ class Line:
         options.add_argument("-c", "--config", action="append", default=[])
         for group in GROUPS:
             options.add_argument(f"--{group}", action="append", default=[])
-        for name in CLASSES:
-            options.add_argument(f"--{name}")
         files, self.words = options.parse_known_args(arguments)
-        typed_classes = {name: vars(files)[name] for name in CLASSES if vars(files)[name]}
-        self.words += [f"--{name}={path}" for name, path in typed_classes.items()]
         self.verb = verb
         self.layers: list[Layer] = [(path, read(path)) for path in map(find_config, files.config)]
         """Settings as values, with the file that they are from, if any."""
@@ -168,19 +167,22 @@ class Line:
             self.layers += [(None, {group: load_group(text)}) for text in vars(files)[group]]
         self.steps: list[Callable[[Settings], Settings]] = []
         """Functions from the settings that are given, by name, to those to add."""
-        self._typed_classes = typed_classes
 
     def take_classes(self, program: Program) -> None:
         """Let the program have the classes that the line names, unless it has others.
 
         Raises UserError if one cannot be imported, or is of another kind.
         """
+        options = Options(self.verb)
         for name in CLASSES:
-            paths = [layer[name] for _, layer in self.layers if name in layer]
-            if name in self._typed_classes:
-                paths.append(self._typed_classes[name])
-            if paths and paths[-1] not in (None, "null"):
-                program.take_class(name, paths[-1])
+            options.add_argument(f"--{name}", default=argparse.SUPPRESS)
+        named: Settings = {}
+        for _, layer in self.layers:
+            named |= layer
+        named |= vars(options.parse_known_args(self.words)[0])
+        for name in CLASSES:
+            if named.get(name) not in (None, "null"):
+                program.take_class(name, named[name])
 
     def extend(self, program: Program) -> None:
         """Let extras add to it, such as the row of a table."""

@@ -178,7 +178,7 @@ class Program:
     Args:
         module: a subclass of `CaiTModule` to use in its place.
         data: a subclass of `ImageNetDataModule` to use in its place.
-        script: the user's own file that calls `cait.cli.main` with such classes; None under `cait`.
+        script: the user's own file of code that calls `cait.cli.main` with such classes; None under a command.
         processes: how this process and the others of a run agree.
         default_name: of a run that neither --run_name nor a configuration names; empty takes the model's name.
         begun: when it was started, as `time.monotonic` has it.
