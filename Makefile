@@ -86,12 +86,13 @@ docs-check: $(TOOLS) ## Run the commands and the notebook of README.md and docs/
 	@$(BIN)/python docs/check.py
 
 .PHONY: package
-package: $(TOOLS) ## Build the wheel and the sdist in dist/, and try the wheel in an empty environment (needs uv)
+package: $(TOOLS) ## Build the wheels and the sdist in dist/, and try the wheel in an empty environment (needs uv)
 	@rm -rf dist .package
 	@$(BIN)/hatchling build
+	@cd contrib && ../$(BIN)/hatchling build -t wheel -d ../dist
 	@uvx twine@7.0.0 check --strict dist/*
 	@$(BIN)/python -m pytest -m '' tests/test_package.py
-	@PACKAGE=$$(echo dist/*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package constraints-dev.txt $(TORCH)
+	@PACKAGE=$$(echo dist/cait_lightning-*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package constraints-dev.txt $(TORCH)
 	@scripts/try_package.sh .package/bin/cait
 
 .PHONY: lint

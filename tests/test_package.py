@@ -6,12 +6,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from harness import LIMIT, REPO
 
+import cait
 from cait.cli import main
 
 SOURCE = next((REPO / "src").glob("*/__init__.py")).parent
@@ -151,6 +153,61 @@ def test_a_project_of_ones_own_lives_on_the_wheel(installed: Path, tmp_path: Pat
     run(project, "make", "export", "RUN=maple")
     assert (project / "logs/maple/export").is_dir()
     assert "3 passed" in run(project, "make", "test")
+
+
+@pytest.mark.slow
+def test_contrib_is_a_package_to_install_beside_it(installed: Path, tmp_path: Path) -> None:
+    """Its folders have the import paths of a clone, and nothing called contrib lies among other packages."""
+    wheel = build(REPO / "contrib", "wheel", tmp_path)
+    root = Path("cait_contrib/contrib")
+    parts = {
+        str(root / path.relative_to(REPO / "contrib"))
+        for path in (REPO / "contrib").rglob("*")
+        if path.suffix in (".py", ".yaml", ".html", ".js", ".css", ".svg")
+        and "tests" not in path.parts
+    }
+    assert {name for name in contents(wheel) if ".dist-info/" not in name} == parts
+    assert "sweep" not in run(tmp_path, installed, "--help")
+    pip = (installed.with_name("python"), "-m", "pip")
+    run(tmp_path, *pip, "install", "--quiet", "--no-index", "--no-deps", "--no-compile", wheel)
+    try:
+        verbs = run(tmp_path, installed, "--help")
+        for name in (
+            "crossval",
+            "demo",
+            "heat-maps",
+            "replay",
+            "serve",
+            "shards",
+            "study",
+            "sweep",
+        ):
+            assert f"  {name} " in verbs
+        assert "usage: cait sweep" in run(tmp_path, installed, "sweep", "--help")
+        small = ["--config=digits.yaml", "--model.fields.depth=2", "--data.num_workers=0"]
+        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2"]
+        folds = ["--data.folds=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+        watch = ["--trainer.callbacks+=contrib.monitor.callback.Monitor"]
+        watch.append("--trainer.callbacks.every_n_steps=1")
+        printed = run(tmp_path, installed, "crossval", "mine", *small, *short, *folds, *watch)
+        assert "val/acc1" in printed
+        assert not OF_A_CLONE.search(printed)
+        assert (tmp_path / "logs/mine/fold-1/monitor.csv").is_file()
+    finally:
+        run(tmp_path, *pip, "uninstall", "--quiet", "--yes", "cait-lightning-contrib")
+
+
+def test_contrib_is_of_the_version_of_this_package() -> None:
+    project = tomllib.loads((REPO / "contrib/pyproject.toml").read_text())["project"]
+    of_root = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    minor = cait.__version__.rpartition(".")[0]
+    assert project["dependencies"] == [f"cait-lightning ~= {minor}.0"]
+    for needed in project["optional-dependencies"].values():
+        groups = [re.fullmatch(r"cait-lightning\[(\w+)\]", name) for name in needed]
+        known = {*of_root["optional-dependencies"], *of_root["optional-dependencies"]["dev"]}
+        assert {
+            match[1] if match else name for match, name in zip(groups, needed, strict=True)
+        } <= known
 
 
 def test_a_clone_finds_a_configuration_from_any_folder(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -2,9 +2,9 @@
 
 An extra is a package. Its `__init__.py` holds any of the names of `KINDS` and imports nothing heavy: code that needs
 torch or Lightning is named by path, or imported inside a function. The core never names an extra, so a folder that
-is removed takes its verbs, settings and callbacks with it. The folders of `contrib/` are extras of a clone: the wheel
-has none of them. Installed packages come in by the entry-point group `cait.extras`, each entry the import path of
-such a package. docs/extending.md shows one.
+is removed takes its verbs, settings and callbacks with it. The folders of `contrib/` are extras of a clone; elsewhere
+`cait-lightning-contrib` installs them in its package `cait_contrib`. Other packages come in by the entry-point group
+`cait.extras`, each entry the import path of such a package. docs/extending.md shows one.
 """
 
 import functools
@@ -14,11 +14,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cait import references
+from cait import IS_INSTALLED, references
 from cait.errors import error_line, tell_once
 from cait.settings import Rule, Settings, names_in
 
@@ -134,13 +135,30 @@ def extras() -> dict[str, ModuleType]:
 
 
 def _contributed() -> list[tuple[str, str]]:
-    """Name and import path of each folder of `contrib/`, which lies beside `src` in a clone."""
-    source, root = FOLDER.parents[1:3]
-    if source.name != "src" or not (root / "contrib").is_dir():
+    """Name and import path of each folder of `contrib/`, which lies beside `src` in a clone, else in `cait_contrib`.
+
+    No folder counts if Python finds a package `contrib` of the user's own.
+    """
+    root: Path | None = FOLDER.parents[2]
+    if IS_INSTALLED or not (FOLDER.parents[2] / "contrib").is_dir():
+        root = _folder_of("cait_contrib")
+    if root is None:
         return []
-    if str(root) not in sys.path:
-        sys.path.append(str(root))  # processes that this one starts get it too
-    return _packages(root / "contrib", "contrib")
+    sys.path.append(str(root))  # processes that this one starts get it too
+    folder = root / "contrib"
+    if _folder_of("contrib") != folder.resolve():
+        tell_once(
+            f"left out {folder}: Python finds another contrib first; rename that to have these verbs"
+        )
+        return []
+    return _packages(folder, "contrib")
+
+
+def _folder_of(package: str) -> Path | None:
+    """The folder of a package, which is not imported; None if there is none."""
+    spec = find_spec(package)
+    folders = spec and spec.submodule_search_locations
+    return Path(folders[0]).resolve() if folders else None
 
 
 def _packages(folder: Path, prefix: str) -> list[tuple[str, str]]:

@@ -81,16 +81,73 @@ def test_nothing_else_imports_it(name: str) -> None:
         assert not found, f"{path} needs the extra {name}: {found}"
 
 
+@pytest.fixture
+def no_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing called contrib has been imported, or can be."""
+    for name in [name for name in sys.modules if f"{name}.".startswith("contrib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    roots = {"", str(REPO), os.getcwd()}
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in roots])
+
+
+def contrib(root: Path, name: str) -> Path:
+    """A folder `contrib` with a part of this name."""
+    (root / "contrib" / name).mkdir(parents=True)
+    (root / "contrib/__init__.py").touch()
+    (root / "contrib" / name / "__init__.py").touch()
+    return root
+
+
+@pytest.mark.usefixtures("no_contrib")
 def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "contrib/mine").mkdir(parents=True)
-    (tmp_path / "contrib/mine/__init__.py").touch()
-    for place, found in (("src", [("mine", "contrib.mine")]), ("site-packages", [])):
-        monkeypatch.setattr(plugins, "FOLDER", tmp_path / place / "cait/extras")
-        assert plugins._contributed() == found
+    contrib(tmp_path, "mine")
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
+    for is_installed, parts in ((True, []), (False, [("mine", "contrib.mine")])):
+        monkeypatch.setattr(plugins, "IS_INSTALLED", is_installed)
+        assert plugins._contributed() == parts
     assert str(tmp_path) in sys.path
     shutil.rmtree(tmp_path / "contrib")
-    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
     assert plugins._contributed() == []
+
+
+@pytest.mark.usefixtures("no_contrib")
+def test_contrib_is_found_where_it_is_installed_unless_a_clone_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contrib(tmp_path / "packages/cait_contrib", "installed")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
+    assert plugins._contributed() == [("installed", "contrib.installed")]
+    assert str(tmp_path / "packages/cait_contrib") in sys.path
+    sys.path.pop()
+    contrib(tmp_path, "mine")
+    assert plugins._contributed() == [("mine", "contrib.mine")]
+
+
+@pytest.mark.usefixtures("no_contrib")
+@pytest.mark.parametrize("kind", ["package", "module", "namespace"])
+def test_a_contrib_of_ones_own_costs_that_of_cait_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugins.tell_once.cache_clear()
+    contrib(tmp_path / "clone", "mine")
+    desk = tmp_path / "desk"
+    if kind == "package":
+        contrib(desk, "theirs")
+    elif kind == "module":
+        desk.mkdir()
+        (desk / "contrib.py").touch()
+    else:
+        (desk / "contrib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "clone/src/cait/extras")
+    if kind == "namespace":  # which Python takes last
+        assert plugins._contributed() == [("mine", "contrib.mine")]
+        assert not capsys.readouterr().err
+    else:
+        assert plugins._contributed() == []
+        told = f"left out {tmp_path}/clone/contrib: Python finds another contrib first"
+        assert capsys.readouterr().err.startswith(told)
 
 
 @functools.cache

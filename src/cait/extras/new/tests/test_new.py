@@ -104,6 +104,32 @@ def test_the_project_depends_on_where_this_package_is_from(
     assert verb.requirement_of(PathDistribution(tmp_path)) == requirement
 
 
+@pytest.mark.parametrize(
+    "dependencies",
+    [
+        'dependencies = ["cait-lightning ~= 1.2.3"]',
+        'dependencies = ["numpy", "cait-lightning ~= 1.2.3", "cait-lightning-contrib[sweep]"]',
+        'dependencies = [\n    "cait-lightning ~= 1.2.3",\n    "numpy",\n]',
+    ],
+)
+def test_its_makefile_finds_the_engine(dependencies: str, tmp_path: Path) -> None:
+    """Also after the user has named more packages."""
+    text = (verb.PROJECT / "pyproject.toml").read_text()
+    default = 'dependencies = ["cait-lightning"]'
+    assert default in text
+    (tmp_path / "pyproject.toml").write_text(text.replace(default, dependencies))
+    show = [
+        "make",
+        "--no-print-directory",
+        "-f",
+        verb.PROJECT / "Makefile",
+        '--eval=show: ; @echo "$(ENGINE)"',
+        "show",
+    ]
+    done = subprocess.run(show, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "cait-lightning ~= 1.2.3\n"
+
+
 def test_its_pins_are_those_of_this_repository() -> None:
     """Without hashes: a project that is installed from its folder has none."""
     pins = [
