@@ -34,6 +34,7 @@ def pages() -> list[Path]:
     """The pages whose commands are run, those of extras and contrib last: each one's is the README.md in its folder."""
     folders = [
         REPO / "docs",
+        REPO / "docs/decisions",
         *sorted((REPO / "src/cait/extras").iterdir()),
         *sorted(REPO.glob("contrib/*")),
     ]
