@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from cait import ckpt, disk
+from cait import ckpt, disk, signature
 from cait.cli.options import Line, Options
 from cait.errors import UserError, to_type
 from cait.run import rundir
@@ -128,7 +128,7 @@ def _run(asked: Namespace, given: list[str], program: Program) -> None:
     from cait.guards import trust
     from contrib.replay.retraining import ReplayCLI
 
-    with trust.only_own(asked.trusted):
+    with signature.only_own(asked.trusted):
         line = Line("fit", given, trust.settings)
         if asked.folder:
             config = rundir.config(asked.folder)

@@ -18,7 +18,7 @@ def is_path(name: str) -> bool:
 
 def locate(path: str) -> Any:
     """Import the object at `path`, such as "my_network:Net". Raises UserError if there is none."""
-    if not is_path(path):  # `cait.guards.trust` would have taken it for a plain text
+    if not is_path(path):  # `cait.signature` would have taken it for a plain text
         raise UserError(f"cannot import {path!r}: write it as package.module:name")
     module, _, name = path.partition(":")
     try:

@@ -15,10 +15,9 @@ from same import same
 
 import cait
 import cait_lightning
-from cait import plugins, references
+from cait import plugins, references, signature
 from cait.cli import main
 from cait.errors import UserError
-from cait.guards import trust
 
 PARTS = '''
 import cait
@@ -182,7 +181,7 @@ def test_a_strangers_class_is_not_imported(
     ):
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
-        assert trust.REMEDY in capsys.readouterr().err
+        assert signature.REMEDY in capsys.readouterr().err
         assert "grove" not in sys.modules
 
 
@@ -194,23 +193,24 @@ def test_the_project_in_the_working_folder_needs_no_trust(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     names = ["grove.module:Module", "grove.parts.Announce"]
     for name in names:
-        assert not trust.is_of_project(name)
+        assert not signature.is_of_project(name)
     Path("src/grove").mkdir(parents=True)
     Path("src/grove/__init__.py").touch()
     Path("src/grove/module.py").write_text(PARTS)
-    parts = "from os import system\n\nimport grove.module as near\n\nkill = system\n"
+    parts = "from os import system\n\nimport grove.module as near\n\nkill = system\nscore = dict(beta=2)\n"
     parts += "\n\nclass Announce:\n    class Inner: ...\n\n    def method(self): ...\n\n\ndef loss(): ...\n"
     Path("src/grove/parts.py").write_text(parts)
-    assert not trust.is_of_project(names[0])
+    assert not signature.is_of_project(names[0])
     Path("pyproject.toml").touch()
     for name in names:
-        assert trust.is_of_project(name)
-        trust.check_code(Path("it"), {"metrics": [name]}, None)
+        assert signature.is_of_project(name)
+        signature.check_code(Path("it"), {"metrics": [name]}, None)
     for name in ("logs.grove:x", "logs.run.evil:x", "os:system", "grove; x", "data.data_dir grove"):
-        assert not trust.is_of_project(name)
-    assert trust.is_of_project("grove.parts:loss")
+        assert not signature.is_of_project(name)
+    for name in ("loss", "score"):
+        assert signature.is_of_project(f"grove.parts:{name}")
     for name in ("grove.parts:os.system", "grove.parts.os.system", "grove.absent:x"):
-        assert not trust.is_of_project(name)
+        assert not signature.is_of_project(name)
     for name in (
         "system",
         "near",
@@ -220,11 +220,11 @@ def test_the_project_in_the_working_folder_needs_no_trust(
         "Announc",
         "cait",
     ):  # imported, or not there
-        assert not trust.is_of_project(f"grove.parts:{name}")
-        assert not trust.is_of_project(f"grove.parts.{name}")
+        assert not signature.is_of_project(f"grove.parts:{name}")
+        assert not signature.is_of_project(f"grove.parts.{name}")
     monkeypatch.chdir(REPO)  # a clone, whose every function a stranger could name else
     for name in ("cait.disk:remove", "cait.disk:os.abort", "cait.disk.remove"):
-        assert not trust.is_of_project(name)
+        assert not signature.is_of_project(name)
 
 
 def test_fit_from_python_is_the_verb() -> None:

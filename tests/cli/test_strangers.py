@@ -238,9 +238,9 @@ def test_a_strangers_settings_are_not_run(hidden: dict[str, Any], bad: Path) -> 
     config = bad / "config.yaml"
     assert trust.settings(config)  # as it was signed
     changed(bad, **hidden)
-    with pytest.raises(UserError, match=re.escape(trust.REMEDY)):
+    with pytest.raises(UserError, match=re.escape(signature.REMEDY)):
         trust.settings(config)
-    with trust.only_own(True):
+    with signature.only_own(True):
         assert trust.settings(config)
     taken = ""
     with contextlib.suppress(UserError):
@@ -255,7 +255,7 @@ def test_a_strangers_run_stays_in_its_folder(verb: str, bad: Path, capfd: Captur
         (bad / "config.yaml").write_text(before)
         changed(bad, **settings)
         line, _ = told(VERBS[verb], capfd)
-        assert trust.REMEDY not in line
+        assert signature.REMEDY not in line
         assert (line == "") == (kind.startswith("places") or (kind, verb) == ("nodes", "eval")), (
             line
         )
@@ -317,7 +317,7 @@ def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> 
 
 def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -> None:
     changed(bad, model={"name": NET}, **ATTACKS["a callback"])
-    line = f"cait: error: logs/bad/config.yaml names {NET}, {CALLBACK}, which may do anything: {trust.REMEDY}"
+    line = f"cait: error: logs/bad/config.yaml names {NET}, {CALLBACK}, which may do anything: {signature.REMEDY}"
     for verb in ("eval", "resume"):
         assert told(VERBS[verb], capfd)[0] == line
         assert not Path("ran").exists()
@@ -328,7 +328,7 @@ def test_what_a_run_names_is_run_when_it_is_trusted(bad: Path, capfd: Capture) -
     assert told(VERBS["eval"], capfd)[0] == ""  # who has resumed it has signed it
     of_checkpoint(name=f"{NET}work")(bad)
     assert (
-        f"names {NET}work, which may do anything: {trust.REMEDY}"
+        f"names {NET}work, which may do anything: {signature.REMEDY}"
         in told(VERBS["predict"], capfd)[0]
     )
 
@@ -377,12 +377,12 @@ def test_a_run_without_checkpoints_is_a_strangers_too(verb: str, bad: Path, capf
 
 def test_public_classes_and_timms_networks_need_no_trust(bad: Path) -> None:
     metric = {"f1": "torchmetrics.classification:MulticlassF1Score"}
-    trust.check_code(
+    signature.check_code(
         bad, {"metrics": metric, "name": "timm/resnet18", "optimizer": "torch.optim:SGD"}, None
     )
     for name in ("torchmetrics:os.system", "torch.hub:load", "torch.nn:functional.relu"):
         with pytest.raises(UserError, match="which may do anything"):
-            trust.check_code(bad, {"metrics": {"f1": [name]}}, None)
+            signature.check_code(bad, {"metrics": {"f1": [name]}}, None)
 
 
 @pytest.mark.parametrize(
@@ -392,9 +392,9 @@ def test_code_is_named_at_any_depth(named: Any) -> None:
     """Wherever a file may put it."""
     for value in (named, [[named]], {"a": {"b": (named,)}}, (("a", named),)):
         with pytest.raises(UserError, match="which may do anything"):
-            trust.check_code(Path("it"), disk.plain(value, "it"), None)
+            signature.check_code(Path("it"), disk.plain(value, "it"), None)
     with pytest.raises(UserError, match="names 1, which"):
-        trust.check_code(Path("it"), {"a": {"norm.class_path": 1}}, None)
+        signature.check_code(Path("it"), {"a": {"norm.class_path": 1}}, None)
 
 
 AROUND = (
@@ -415,7 +415,7 @@ AROUND = (
 
 def import_untrusted(text: str) -> None:
     """Do with a text of a stranger's checkpoint what a verb does."""
-    trust.check_code(Path("it"), {"metrics": [text]}, None)
+    signature.check_code(Path("it"), {"metrics": [text]}, None)
     references.locate(text)
 
 
@@ -514,6 +514,57 @@ def test_a_checkpoint_is_data_whatever_it_holds(bad: Path) -> None:
                 cait.load(source)
             assert not Path("ran").exists(), (trial, first, others)
             assert "payload" not in sys.modules, (trial, first, others)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("hyper_parameters", {"name": NET}),
+        ("hyper_parameters", {"loss": NET}),
+        ("hyper_parameters", {"metrics": {"m": NET}}),
+        ("hyper_parameters", {"optimizer": NET}),
+        ("hparams", {"loss": NET}),
+        ("module_arguments", {"loss": NET}),
+    ],
+    ids=str,
+)
+def test_lightnings_own_loader_takes_a_file_as_data(
+    key: str, named: dict[str, Any], bad: Path
+) -> None:
+    path = bad / "checkpoints/last.ckpt"
+    own = cait.CaiTModule.load_from_checkpoint(path, map_location="cpu")
+    content = checkpoint(bad)
+    content[key] = content.pop("hyper_parameters") | named
+    torch.save(content, path)
+    away = Path(shutil.copy(path, "away.ckpt"))
+    for file in (path, away):
+        with pytest.raises(UserError, match=f"^{file} names {NET}, which may do anything: "):
+            cait.CaiTModule.load_from_checkpoint(file)
+        assert not Path("ran").exists()
+    away.unlink()
+    assert own.hparams["name"] == "xxs24"
+    with contextlib.suppress(Exception):
+        cait.CaiTModule.load_from_checkpoint(path, weights_only=False)
+    assert Path("ran").exists()
+
+
+def test_lightnings_own_loader_of_data_takes_a_file_as_data(bad: Path) -> None:
+    path = bad / "checkpoints/last.ckpt"
+    root = str(Path("data/digits").resolve())
+    data = cait.ImageNetDataModule.load_from_checkpoint(path, root=root)
+    assert data.num_classes == 10
+    torch.save(checkpoint(bad) | {"datamodule_hyper_parameters": {"root": NET}}, path)
+    with pytest.raises(UserError, match="which may do anything"):
+        cait.ImageNetDataModule.load_from_checkpoint(path)
+
+
+def test_lightnings_own_loader_imports_what_this_account_signed(bad: Path) -> None:
+    changed(bad, model={"name": NET})
+    config = bad / "config.yaml"
+    config.write_text(signature.signed(config.read_text()))
+    of_checkpoint(name=NET)(bad)
+    assert cait.CaiTModule.load_from_checkpoint(bad / "checkpoints/last.ckpt").name == NET
+    assert Path("ran").exists()
 
 
 class Unpickled:
@@ -618,11 +669,11 @@ def test_what_this_account_signed_needs_no_trust(
         text = config.read_text()
         assert "max_steps: 3" in text
         config.write_text(text + "# a comment\n")
-        assert trust.REMEDY in told(["eval", "own"], capfd)[0]
+        assert signature.REMEDY in told(["eval", "own"], capfd)[0]
         config.write_text(text)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(bad / "elsewhere"))
         for arguments in (["eval", "own"], ["resume", "own"], ["predict", "own", "x.png"]):
-            assert trust.REMEDY in told(arguments, capfd)[0]
+            assert signature.REMEDY in told(arguments, capfd)[0]
     finally:
         disk.remove(Path("logs/own"))
 

@@ -117,6 +117,7 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
 
 ELSEWHERE = {
     "guards/configurations.py": "the reader of YAML",
+    "signature.py": "a text that this account has signed",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/page.py": "the page's template",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from cait import disk, plugins
+from cait import disk, plugins, signature
 from cait.cli import saved
 from cait.cli.options import HELP, TRUST, Line, split_flag, split_run
 from cait.data.folder import FolderSource
@@ -59,7 +59,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
                 print(f"  --{setting.name}: {setting.help}")
         return
     trusted, words = split_flag(TRUST, arguments)
-    with trust.only_own(trusted):
+    with signature.only_own(trusted):
         line, folder = _line_of(words, program)
         from cait.cli.lightning import CaiTCLI
 

@@ -37,12 +37,12 @@ def resume(arguments: list[str], program: Program) -> None:
     if HELP & {*arguments}:
         print(as_typed(USAGE))
         return
-    from cait.guards import trust
+    from cait import signature
 
     prints_plan, words = split_flag(PRINT_PLAN, arguments)
     trusted, words = split_flag(TRUST, words)
     folder, words = split_run("resume", words)
-    with trust.only_own(trusted):
+    with signature.only_own(trusted):
         line = continued(folder, words, program)
     train(line, program, prints_plan)
 

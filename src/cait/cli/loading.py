@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cait import ckpt, disk, references
+from cait import ckpt, disk, references, signature
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable, tell
-from cait.guards import trust
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, group
@@ -96,7 +95,7 @@ def load(
         the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
     """
     path, folder = checkpoint_of(source, "load")
-    with trust.only_own(trust_config):
+    with signature.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, None, module, data)
     trained = loaded.module
     trained.class_names = loaded.class_names
@@ -124,7 +123,7 @@ def load_run(
     A verb that `takes_network`, and not the module around it, says what it leaves out of a module of the user's own.
     """
     img_size = vars(options).get("img_size")
-    with trust.only_own(options.trusted):
+    with signature.only_own(options.trusted):
         loaded = from_checkpoint(
             checkpoint, folder, options.ema, img_size, program.module, program.data
         )
@@ -177,7 +176,7 @@ def from_checkpoint(
     data_state = ckpt.data_state(checkpoint)
     preprocessing = (data_state or {}).get("preprocessing") or {}
     class_name, *_ = checkpoint.get(ckpt.MODULE) or [""]
-    trust.check_code(path, [hparams, preprocessing, class_name], folder)
+    signature.check_code(path, [hparams, preprocessing, class_name], folder)
     averaged = ckpt.uses_average(checkpoint, ema)
     if module is None and references.is_path(class_name):
         module = references.subclass(class_name, CaiTModule)

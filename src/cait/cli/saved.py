@@ -4,8 +4,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from cait import disk, references
-from cait.guards import configurations, trust
+from cait import disk, references, signature
+from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, names_in
 
@@ -50,9 +50,9 @@ def _trusted(folder: Path, name: str, shape: Any) -> tuple[Any, bool]:
     text = configurations.read_text(path)
     value = configurations.settings(path, text).get(name)
     disk.check_shape(value, shape, path, name)
-    is_own = trust.is_own(text)
+    is_own = signature.is_own(text)
     if not is_own:
-        trust.check_code(path, value, None)
+        signature.check_code(path, value, None)
     return value, is_own
 
 

@@ -35,6 +35,7 @@ from cait.data.table import write_held_out
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError, abbreviate
 from cait.settings import Settings, check_names, values
+from cait.signature import ReadsData
 
 BATCH = "images a batch, over all processes"
 ACCUMULATED = "batches accumulated, by epoch"
@@ -60,7 +61,7 @@ PREPARATION = next(
 """The settings that say how an image is prepared: an extra's that are derived from the core's, or the core's."""
 
 
-class ImageNetDataModule(LightningDataModule):
+class ImageNetDataModule(ReadsData, LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
     Training batches are images [B, C, img_size, img_size] in float32, normalized, and labels: class indices [B] in

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cait.errors import UserError
+from cait.signature import CONFIG as CONFIG
 
 HEIF = (".heic", ".heif")
 """Suffixes of the photographs that iPhones take; pillow-heif reads them."""
@@ -40,7 +41,7 @@ LeftOut = dict[str, list[str]]
 """Paths of what is not listed, by the reason."""
 Labeled = tuple[str, int]
 """The path of an image, and the index of its class."""
-LOGS, LOCK, CONFIG, CHECKPOINTS = "logs", ".lock", "config.yaml", "checkpoints"
+LOGS, LOCK, CHECKPOINTS = "logs", ".lock", "checkpoints"
 """The folder of runs, and what lies in the folder of a run; see `cait.run.rundir`."""
 FEW = 16
 """Images that may lie beside runs: a folder of more is one of images."""

@@ -27,6 +27,7 @@ from cait.model.config import VARIANTS
 from cait.model.network import InitialWeights, NetworkSettings, precise
 from cait.references import is_path, name_of, overridden
 from cait.settings import Settings, check_names, values
+from cait.signature import ReadsData
 from cait.train.losses import DistillationSettings, LossSettings, parameters_behind
 from cait.train.metrics import task_named
 from cait.train.optim import (
@@ -126,7 +127,7 @@ def top1(logits: Tensor, targets: Tensor) -> Tensor:
     return 100 * (right & counted).sum() / counted.sum()
 
 
-class CaiTModule(LightningModule):
+class CaiTModule(ReadsData, LightningModule):
     """A network with its loss, optimizer and schedule.
 
     A step of `cait fit` is, in this order, with the function that does each:

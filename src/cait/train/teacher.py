@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import ckpt, disk, references, signature
-from cait.data.listing import CONFIG
 from cait.errors import UserError, abbreviate, one_line, told_as
 from cait.model.network import NetworkSettings, at_most, in_channels_last
 from cait.model.weights import HEAD_ANEW, load_weights
@@ -119,7 +118,7 @@ def _load_run(path: str, student: str, classes: Sequence[str]) -> Judge:
             f"the teacher {path} answers by {' and '.join(answers)} of {module}: only networks alone teach"
         )
     name = hparams["name"]
-    signed = signature.own_text(Path(path).absolute().parents[1] / CONFIG)
+    signed = signature.own_text(Path(path).absolute().parents[1])
     if references.is_path(name) and name not in (student, *references.PATH.findall(signed)):
         raise UserError(
             f"the teacher {path} is code, {name}, and of no run of yours: only such runs teach"

@@ -4,12 +4,11 @@ import os
 import shlex
 from pathlib import Path
 
-from cait import disk
+from cait import disk, signature
 from cait.cli import loading
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras import networks
-from cait.guards import trust
 from cait.run.program import Program
 
 
@@ -40,7 +39,7 @@ def visualize(arguments: list[str], program: Program) -> None:
         )
     from cait.extras.visualize import sections
 
-    with trust.only_own(args.trusted):
+    with signature.only_own(args.trusted):
         loaded = networks.load(args, checkpoint, folder, program)
         loaded.network.to(loading.device())
         output = args.output or Path(folder or ".", "visualize")
