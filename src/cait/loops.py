@@ -131,6 +131,13 @@ def start_where_told(trainer: Any) -> None:
     trainer._checkpoint_connector._parse_ckpt_path = lambda _, ckpt_path, **__: ckpt_path
 
 
+def keep_scored_images(trainer: Any) -> None:
+    """Keep Lightning from rounding images that are scored to the precision of training: `cait eval` does not."""
+    plugin = trainer.precision_plugin
+    convert = plugin.convert_input
+    plugin.convert_input = lambda batch: convert(batch) if trainer.training else batch
+
+
 def begin(trainer: Any) -> None:
     """In `on_train_start`: what Lightning does not restore."""
     position = Position.now(trainer)

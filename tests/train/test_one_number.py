@@ -1,15 +1,21 @@
 """One run, one number: every verb gives the same answers for the same images, to the image, and the same accuracy."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from answers import answers, chosen_by, figures
 from harness import SMALL, call, slow
+from lightning.pytorch.callbacks import LambdaCallback
+from modules import module, trainer
 from PIL import Image
 from sklearn.datasets import load_digits
+from torchvision.transforms.functional import normalize, pil_to_tensor
 
 from cait import plugins
+from cait.data.datamodule import ImageNetDataModule
 
 QUICK = ("predict", "load", "eval", "page", "card")
 """The verbs that need no export to ONNX, which takes seconds."""
@@ -46,6 +52,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             save(pixels, folder / f"{index}.png", index % 6)
     (place / "images/val/a/broken.png").write_bytes(b"no image")
     return place
+
+
+class NormalizesItself(ImageNetDataModule):
+    """Its images are normalized by its own transform, as planes are."""
+
+    def make_eval_transform(self) -> Any:
+        return lambda image: normalize(pil_to_tensor(image) / 255, [0.1] * 3, [0.3] * 3)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true", "bf16-mixed"])
+def test_images_are_scored_as_they_are_whatever_precision_trains(
+    precision: str, digits_root: Path
+) -> None:
+    images: list[torch.Tensor] = []
+    see = LambdaCallback(on_validation_batch_start=lambda *args: images.append(args[2][0]))
+    data = NormalizesItself(str(digits_root), img_size=8, batch_size=4, num_workers=0)
+    run = trainer(precision=precision, callbacks=[see], limit_val_batches=1)
+    run.validate(module(num_classes=10), data, verbose=False)
+    data.trainer = None
+    assert torch.equal(images[0], next(iter(data.val_dataloader()))[0])
 
 
 @pytest.mark.parametrize(

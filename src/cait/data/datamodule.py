@@ -242,7 +242,9 @@ class ImageNetDataModule(ReadsData, LightningDataModule):
         """List the images. Raises UserError if they cannot be used."""
         if not self.trainer:
             self.prepare_data()
-        elif stage == "fit":
+        else:
+            loops.keep_scored_images(self.trainer)
+        if self.trainer and stage == "fit":
             self.share_batch(self.trainer)
         self._check_names()
         train = self.source.train
