@@ -41,6 +41,7 @@ FIELDS = {
     "epoch?": int,
     "position?": [int],
     "should_stop?": bool,
+    "limits?": dict,
     "module_class?": [str],
     "hyper_parameters?": dict,
     "callbacks?": dict,

@@ -419,6 +419,19 @@ def test_a_run_that_waits_to_stop_goes_on_if_it_has_more_patience(
     assert fit(watch(patience=9)(), folder=tmp_path, **common)["global_step"] == 6
 
 
+@pytest.mark.parametrize(
+    ("seconds", "end"), [(5, 2 * BATCHES), (99, 3 * BATCHES), (None, 3 * BATCHES)]
+)
+def test_a_run_that_waits_to_stop_goes_on_if_it_has_more_time(
+    seconds: int | None, end: int, fit: Callable, tmp_path: Path
+) -> None:
+    common: dict = dict(folder=tmp_path, max_epochs=3, min_epochs=2)
+    with pytest.raises(SystemExit):
+        fit(Steps(dict(seconds=5)), callbacks=[leave_at(8)], every_n_steps=7, **common)
+    clock = Steps(dict(seconds=seconds)) if seconds else None
+    assert fit(clock, **common)["global_step"] == end
+
+
 def test_a_run_that_has_reached_its_threshold_stays_ended_unless_it_is_another(
     fit: Callable,
 ) -> None:

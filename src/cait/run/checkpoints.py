@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,6 +20,8 @@ from cait.run.rundir import BEST, LAST, PREVIOUS, FolderGuard, checkpoints
 from cait.run.signals import StopSignals
 from cait.train.metrics import known_mode
 
+LIMITS = "limits"
+"""Key of what may end the run early."""
 OTHER = {ckpt.VAL: ckpt.VAL_EMA, ckpt.VAL_EMA: ckpt.VAL}
 
 
@@ -77,9 +79,14 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
-def _limits(callback: EarlyStopping) -> list[Any]:
-    """What decides whether an early stopping stops a run."""
-    return [callback.patience, callback.stopping_threshold, callback.divergence_threshold]
+def _limits(trainer: Trainer) -> State:
+    """What decides whether early stopping, or the clock of --trainer.max_time, stops a run, by callback."""
+    names = ("patience", "stopping_threshold", "divergence_threshold", "_duration")
+    return {
+        callback.state_key: [vars(callback).get(name) for name in names]
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping | Timer)
+    }
 
 
 class LastCheckpoint(Callback):
@@ -123,15 +130,16 @@ class LastCheckpoint(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
-        # What early stopping has decided holds, unless its limits are others now.
+        # What a limit has decided holds, unless it is another now.
+        limits = _limits(trainer)
+        before = checkpoint.get(LIMITS, {})
+        if not before.items() <= limits.items():
+            trainer.should_stop = trainer.asks_to_stop = False  # type: ignore[attr-defined]
         for callback in trainer.early_stopping_callbacks:
+            now = limits[callback.state_key]
             state = checkpoint["callbacks"].get(callback.state_key)
-            if not state:
-                continue
-            limits = _limits(callback)
-            if state.get("limits", [state["patience"], *limits[1:]]) != limits:
+            if state and before.get(callback.state_key, [state["patience"], *now[1:]]) != now:
                 state |= {"patience": callback.patience, "stopping_reason": 0}
-                trainer.should_stop = False
         for saver in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(saver.state_key)
             if state and isinstance(saver, ModelCheckpoint):
@@ -140,8 +148,7 @@ class LastCheckpoint(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
-        for callback in trainer.early_stopping_callbacks:
-            checkpoint["callbacks"].get(callback.state_key, {})["limits"] = _limits(callback)
+        checkpoint[LIMITS] = _limits(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.has_begun = True
