@@ -1,18 +1,21 @@
 """Train runs from a program that waits for them, each in a process of its own."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cait import disk
 from cait.errors import COMMAND, UserError
 from cait.guards.configurations import typed
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import Settings, as_text
 
 OUTPUT = "output.txt"
 """File in the folder of each run: what its process printed."""
@@ -69,6 +72,15 @@ def train_run(
     finally:
         process.terminate()  # nothing, if it has ended
         process.wait()
+
+
+def arguments_of(*layers: Settings) -> list[str]:
+    """Layers of settings as arguments of `cait fit`: a later one wins, and each `key+` appends."""
+    chosen: dict[str, list[Any]] = {}
+    for name, value in itertools.chain.from_iterable(map(dict.items, layers)):
+        before = chosen.get(name, []) if name.endswith("+") else []
+        chosen[name] = [*before, value]
+    return [f"--{name}={as_text(value)}" for name, values in chosen.items() for value in values]
 
 
 def refuse_chosen(settings: Sequence[str], *more: str) -> None:

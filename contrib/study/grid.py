@@ -7,8 +7,8 @@ from pathlib import Path
 from cait import CONFIGS, disk, plugins
 from cait.errors import UserError, did_you_mean, one_line
 from cait.guards import configurations
-from cait.settings import Settings, as_text
-from contrib.runner import refuse_chosen
+from cait.settings import Settings
+from contrib.runner import arguments_of, refuse_chosen
 
 GRID = Path(__file__).with_name("grid.yaml")
 PLACES_DEPTH = 12
@@ -63,9 +63,9 @@ class Grid:
             self._chosen = content["sizes"][size]
             disk.check_shape(self._chosen, {"depths": [int], "seeds": int}, path, f"sizes.{size}")
             self.config = CONFIGS / base["config"]
-            self.base = (
-                base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
-            )
+            self._base = [base["settings"], content["every_run"]]
+            if data:
+                self._base.append({"data.root": data})
             self._more = list(more)
             if monitor := plugins.extras().get("monitor"):
                 self._more[:0] = [
@@ -84,6 +84,11 @@ class Grid:
             raise UserError(
                 f"{path} is not a grid of a study: {type(error).__name__} {error}"
             ) from error
+
+    @property
+    def base(self) -> Settings:
+        """What all runs share, by name."""
+        return {name: value for layer in self._base for name, value in layer.items()}
 
     def _methods(self) -> Iterable[StudyRun]:
         rates = self._content["drop_path_rate"]
@@ -127,5 +132,5 @@ class Grid:
 
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
-        settings = self.base | run.settings | {"seed_everything": run.seed}
-        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._more]
+        seed = {"seed_everything": run.seed}
+        return [*arguments_of(*self._base, run.settings, seed), *self._more]

@@ -19,6 +19,7 @@ from cait.errors import UserError, one_line
 from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
 from cait.train.metrics import known_mode
+from contrib.runner import arguments_of
 
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
@@ -126,8 +127,5 @@ class SearchSpace:
 
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
-        settings = self.settings | values
-        return [
-            *(f"--config={path}" for path in self.configs),
-            *(f"--{name}={as_text(value)}" for name, value in settings.items()),
-        ]
+        configs = [f"--config={path}" for path in self.configs]
+        return [*configs, *arguments_of(self.settings, values)]

@@ -9,7 +9,7 @@ import pytest
 
 from cait.errors import COMMAND, UserError
 from cait.run.program import Program
-from contrib.runner import OUTPUT, failure, interruptible, train_run
+from contrib.runner import OUTPUT, arguments_of, failure, interruptible, train_run
 
 
 def other(folder: Path, code: str) -> Program:
@@ -66,3 +66,15 @@ def test_a_run_finds_modules_where_the_program_does(
         context = copy_context()
         context.run(COMMAND.set, name)
         assert context.run(train_run, Program(), tmp_path, []) == 0
+
+
+def test_a_list_that_several_layers_append_to_is_whole() -> None:
+    """A later layer wins over an earlier one, but for what appends; names keep their order."""
+    first = {"model.lr": 1, "trainer.callbacks+": [{"class_path": "own.A"}]}
+    words = arguments_of(first, {"data.seed": 1, "model.lr": 2}, {"trainer.callbacks+": "own.B"})
+    assert words == [
+        "--model.lr=2",
+        '--trainer.callbacks+=[{"class_path": "own.A"}]',
+        "--trainer.callbacks+=own.B",
+        "--data.seed=1",
+    ]

@@ -110,6 +110,16 @@ def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None
     assert not SearchSpace(write(tmp_path, metric="val/loss")).is_max
 
 
+def test_settings_and_space_append_to_one_list(tmp_path: Path) -> None:
+    appended = {"trainer": {"callbacks+": ["own.A"]}}
+    space = SearchSpace(write(tmp_path, settings=appended, space={"trainer.callbacks+": ["own.B"]}))
+    words = space.arguments({"trainer.callbacks+": "own.B"})
+    assert [word for word in words if "callbacks" in word] == [
+        '--trainer.callbacks+=["own.A"]',
+        "--trainer.callbacks+=own.B",
+    ]
+
+
 def test_processes_share_a_sweep_and_take_over_what_another_left(tmp_path: Path) -> None:
     space = SearchSpace(write(tmp_path, sampler="random"))
     one, other = (trials.Sweep(space, tmp_path, Program()) for _ in range(2))

@@ -18,7 +18,7 @@ from cait.guards import configurations
 from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.run.program import Program
-from cait.settings import Settings, as_text, flatten, nested
+from cait.settings import Settings, as_text, flatten, listed, nested
 
 TABLES = Path(__file__).parent / "tables"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
@@ -92,7 +92,12 @@ class Row:
             settings = row_named(self.base, self.table).settings
         else:
             settings = flatten(tables()[self.table].get("defaults", {}))
-        return settings | self.changes
+        appended = {
+            name: [*listed(settings.get(name)), *listed(value)]
+            for name, value in self.changes.items()
+            if name.endswith("+")
+        }
+        return settings | self.changes | appended
 
     @property
     def fields(self) -> Settings:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cait import references
 from cait.cli import main
 from cait.extras.paper.ablations import Ablations
-from cait.extras.paper.rows import row_named, rows
+from cait.extras.paper.rows import Row, row_named, rows
 from cait.extras.paper.zoo import Cost, known_costs, models
 from cait.model.config import VARIANTS, CaiTConfig
 
@@ -268,6 +268,15 @@ def test_the_listing(
         "score a row: cait eval --paper table8/test-at-256",
     ):
         assert re.search(line, shown), line
+
+
+def test_a_row_appends_to_the_lists_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"defaults": {"trainer.callbacks+": "own.A"}, "rows": {}}
+    monkeypatch.setattr("cait.extras.paper.rows.tables", lambda: {"mine": table})
+    changes = {"trainer.callbacks+": ["own.B"], "model.lr": 1.0}
+    assert Row("mine", "a", changes).settings == changes | {
+        "trainer.callbacks+": ["own.A", "own.B"]
+    }
 
 
 def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
