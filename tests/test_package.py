@@ -1,17 +1,22 @@
 """The wheel and the sdist: what is in them, and what an installed package does in an empty folder."""
 
+import io
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tomllib
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, REPO
+from harness import LIMIT, REPO, checkpoint
+from runs import assert_same
 
 import cait
 from cait.cli import main
@@ -21,15 +26,19 @@ OF_A_CLONE = re.compile(r"\bmake (train|[a-z-]+ [A-Z]+=)|`make |\b[A-Z]+=|\.venv
 """What an installed package must not tell somebody to type who has no clone."""
 
 
+def variables() -> dict[str, str]:
+    """Those of a user who has no clone, and whose pip takes what is here."""
+    # pip reads the 0 as it would read --no-build-isolation
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "COLUMNS": "200"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
+
+
 def run(folder: Path, *command: str | Path, status: int = 0) -> str:
     """What a command prints in a folder, without this tree to import from."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "COLUMNS": "200"
-    }
     done = subprocess.run(
         command,
         cwd=folder,
-        env=env,
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -52,36 +61,43 @@ def contents(wheel: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that is built from the sdist."""
-    folder = tmp_path_factory.mktemp("dist")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the sdist holds."""
+    folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build(REPO, "sdist", folder)) as archive:
         archive.extractall(folder, filter="data")
     (root,) = (path for path in folder.iterdir() if path.is_dir())
-    return build(root, "wheel", folder)
+    return root
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of an environment that has the wheel, and shows the packages of this one."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=LIMIT)
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that is built from the sdist."""
+    return build(tree, "wheel", tmp_path_factory.mktemp("dist"))
+
+
+def environment(folder: Path) -> Path:
+    """An environment that shows the packages of this one."""
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=LIMIT
+    )
     paths = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     (site,) = folder.glob("lib/python*/site-packages")
     # Packages of a folder that a .pth file names are found, but not the editable ones that .pth files in it name.
     (site / "beside.pth").write_text("\n".join(sorted(paths)))
-    pip = (
-        folder / "bin/python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-    )
-    run(folder, *pip, wheel)
+    return folder
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """The command of an environment that has the wheel."""
+    python = environment(folder) / "bin/python"
+    run(folder, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", wheel)
     return folder / "bin" / SOURCE.name
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.mark.slow
@@ -132,25 +148,50 @@ def test_an_installed_package_trains_resumes_scores_and_predicts(
     assert not list(tmp_path.iterdir())
 
 
+SHORT = "--trainer.accelerator=cpu --save_every_n_steps=2 --trainer.log_every_n_steps=1"
+
+
+def begin(cait: Path, folder: Path) -> Path:
+    """A new project, whose Makefile installs it."""
+    run(folder, cait, "new", "maple")
+    environment(folder / "maple/.venv")
+    return folder / "maple"
+
+
+def kill_once_saved(project: Path, name: str, *words: str) -> None:
+    """Train, and kill all processes of the run when it has a checkpoint."""
+    job = subprocess.Popen(
+        ["make", "train", *words],
+        cwd=project,
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    saved = project / "logs" / name / "checkpoints/last.ckpt"
+    end = time.monotonic() + LIMIT
+    while not saved.exists() and job.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    os.killpg(job.pid, signal.SIGKILL)
+    printed, _ = job.communicate(timeout=LIMIT)
+    assert job.returncode == -signal.SIGKILL, printed
+
+
 @pytest.mark.slow
 def test_a_project_of_ones_own_lives_on_the_wheel(installed: Path, tmp_path: Path) -> None:
     """`cait new` of an installed package, then the targets of its Makefile, with no clone in sight."""
-    run(tmp_path, installed, "new", "maple")
-    project = tmp_path / "maple"
-    environment = installed.parents[1]
-    (site,) = environment.glob("lib/python*/site-packages")
-    (site / "maple.pth").write_text(str(project / "src"))
-    (project / ".venv").symlink_to(environment)
-    (project / ".venv/ready").touch()
-    short = "ARGS=--trainer.max_steps=4 --trainer.accelerator=cpu --save_every_n_steps=2"
-    run(project, "make", "train", short)
-    run(project, "make", "resume", "RUN=maple", "ARGS=--trainer.max_steps=8")
-    assert "top-1" in run(project, "make", "eval", "RUN=maple")
-    image = "IMAGES=data/digits/val/7/0081.png"
-    printed = run(project, "make", "predict", "RUN=maple", image)
+    project = begin(installed, tmp_path)
+    recipe = f"ARGS={SHORT} --trainer.max_steps=60 --run_name"
+    run(project, "make", "train", f"{recipe} whole")
+    kill_once_saved(project, "maple", f"{recipe} maple")
+    assert "maple/checkpoints/last.ckpt" in run(project, "make", "resume")
+    assert_same(project / "logs/maple", project / "logs/whole")
+    assert "top-1" in run(project, "make", "eval")
+    printed = run(project, "make", "predict", "IMAGES=data/digits/val/7/0081.png")
     assert "0081.png" in printed
     assert not OF_A_CLONE.search(printed)
-    run(project, "make", "export", "RUN=maple")
+    run(project, "make", "export")
     assert (project / "logs/maple/export").is_dir()
     assert "3 passed" in run(project, "make", "test")
 
@@ -208,6 +249,44 @@ def test_contrib_is_of_the_version_of_this_package() -> None:
         assert {
             match[1] if match else name for match, name in zip(groups, needed, strict=True)
         } <= known
+
+
+def last_release() -> str:
+    """The tag of the last release. Skips the test if there is none, or it has no `cait new` yet."""
+    describe = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"]
+    tag = subprocess.run(describe, cwd=REPO, capture_output=True, text=True).stdout.strip()
+    if not tag:
+        pytest.skip("no release has a tag in this clone")
+    new = ["git", "cat-file", "-e", f"{tag}:src/cait/project/Makefile"]
+    if subprocess.run(new, cwd=REPO, capture_output=True).returncode:
+        pytest.skip(f"{tag} has no `cait new`")
+    return tag
+
+
+@pytest.mark.slow
+def test_a_project_of_the_last_release_goes_on_with_this_one(tree: Path, tmp_path: Path) -> None:
+    """Its author raises the version, runs the tests, and resumes an older run."""
+    archive = subprocess.run(["git", "archive", last_release()], cwd=REPO, stdout=subprocess.PIPE)
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(tmp_path / "release", filter="data")
+    release = build(tmp_path / "release", "wheel", tmp_path / "release")
+    project = begin(install(release, tmp_path / "environment"), tmp_path)
+    run(project, "make", "train", f"ARGS={SHORT} --trainer.max_steps=8")
+
+    newer = tmp_path / "newer"
+    shutil.copytree(tree, newer, ignore=shutil.ignore_patterns("PKG-INFO"))  # it holds the version
+    version = newer / "src" / SOURCE.name / "__init__.py"
+    version.write_text(re.sub(r'(?<=__version__ = ")[^"]+', r"\g<0>.post1", version.read_text()))
+    wheel = build(newer, "wheel", newer)
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    assert release.as_uri() in text
+    settings.write_text(text.replace(release.as_uri(), wheel.as_uri()))
+    assert "3 passed" in run(project, "make", "test")
+    assert ".post1" in run(project, ".venv/bin/cait", "--version")
+    run(project, "make", "resume", "ARGS=--trainer.max_steps=16")
+    assert checkpoint(project / "logs/maple")["global_step"] == 16
+    assert "top-1" in run(project, "make", "eval")
 
 
 def test_a_clone_finds_a_configuration_from_any_folder(tmp_path: Path, monkeypatch, capsys) -> None:
