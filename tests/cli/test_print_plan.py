@@ -55,3 +55,16 @@ def test_the_plan_of_a_run_that_goes_on_names_its_checkpoint(
         main(["fit", *SMALL, "--run_name=mine", "--print_plan"])
     assert refused.value.code == 2
     assert "logs/mine holds a run: go on with" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_goes_on_with_a_setting_that_it_has_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unmixed = ["--data.mixup=0", "--data.cutmix=0"]  # configs/digits.yaml has a mix_prob
+    main(["fit", *SMALL, *unmixed, "--trainer.max_steps=1", "--run_name=killed"])
+    for file in Path("logs/killed/checkpoints").iterdir():
+        file.unlink()
+    assert plan(capsys, "resume", "killed")["start"] == "a new run"
+    with pytest.raises(SystemExit, match="2"):
+        main(["resume", "killed", "--data.mix_prob=0.3", "--print_plan"])
+    assert "--data.mix_prob 0.3 does nothing" in capsys.readouterr().err

@@ -177,7 +177,9 @@ class CaiTCLI(LightningCLI):
             raise UserError(
                 "--weights_only false: checkpoints hold plain values alone; leave it out"
             )
-        typed = None if config.ckpt_path is None else self.line.typed
+        files = [path for path, _ in self.line.layers if path is not None]
+        goes_on = config.ckpt_path is not None or any(map(rundir.is_of_run, files))
+        typed = self.line.typed if goes_on else None
         defaults = self._parser("fit").get_defaults()
         self.unused = refusals.Unused(config, defaults, self.line.sources, typed)
         self.unused.check(self.rules)

@@ -330,6 +330,10 @@ class CaiTModule(ReadsData, LightningModule):
 
     def on_fit_start(self) -> None:
         self._before = NOTHING
+        if not any(optimizer.param_groups for optimizer in self.trainer.optimizers):
+            raise UserError(
+                f"configure_optimizers of {type(self).__name__} gives no optimizer: return one"
+            )
         if self.teacher:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
 

@@ -91,7 +91,9 @@ def _write(folder: Path, output: Path, given: argparse.Namespace, program: Progr
     config = saved.run_settings(folder)
     check_settings(config)
     about["is_own"] = state.get("preprocessing", {}) is None
-    about["is_timms"] = bool(given.repo) or _is_timms(config["model"])
+    _, *about["left_out"] = content.get(ckpt.MODULE) or [""]
+    is_timms = not about["left_out"] and _is_timms(config["model"])
+    about["is_timms"] = bool(given.repo) or is_timms
     card = text(repo, scored, about, config, images, given.license, plugins.results(folder))
     drawn = curves.draw({folder.name: curves.read(folder)})
     for name in ("config.json", "model.safetensors"):

@@ -26,7 +26,7 @@ from cait.loops import Position, batches_a_step, total_steps
 from cait.model import network
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
-from cait.train.optim import ScheduleSettings
+from cait.train.optim import ScheduleSettings, WarmupSchedule
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -58,12 +58,12 @@ class Banner(ModelSummary):
         self._first_step = self._last_step = trainer.global_step
         if not trainer.is_global_zero:
             return
+        warmup, steps, _ = pl_module.schedule_length()  # refuses a run without an end
         rows = self._rows(trainer, pl_module)
         if trainer.should_stop:  # before the first step
             del rows["length"]
         show(rows, f"training {self.run_dir.name}" if self.run_dir else "training")
-        warmup, steps, _ = pl_module.schedule_length()
-        if warmup >= steps and not trainer.should_stop:
+        if has_schedule(trainer) and warmup >= steps and not trainer.should_stop:
             screen = console(highlight=False)
             screen.print(
                 f"warning: the warm-up takes {warmup:,} steps "
@@ -84,8 +84,11 @@ class Banner(ModelSummary):
             order += f", {data.settings.repeats} times each"
         decay = max(group.get("weight_decay", 0) for group in trainer.optimizers[0].param_groups)
         settings = pl_module.settings
-        optimizer = f"{settings.optimizer}, weight decay {decay:g}"
-        if settings.schedule != "cosine":
+        name = settings.optimizer
+        if pl_module.overrides("configure_optimizers"):
+            name = f"{type(trainer.optimizers[0]).__name__} of {type(pl_module).__name__}"
+        optimizer = f"{name}, weight decay {decay:g}"
+        if has_schedule(trainer) and settings.schedule != "cosine":
             optimizer += f", schedule {settings.schedule}"
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         processes = trainer.world_size
@@ -127,12 +130,18 @@ class Banner(ModelSummary):
                 )
 
 
+def has_schedule(trainer: Trainer) -> bool:
+    """Whether the rates are those of the settings; a `configure_optimizers` of the user's own may have others."""
+    configs = trainer.lr_scheduler_configs
+    return any(isinstance(config.scheduler, WarmupSchedule) for config in configs)
+
+
 def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
     peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
     text = f"{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
     if trainer.max_steps < 0:
         text = f"{trainer.max_epochs} epochs, {text}"
-    if schedule.lr_base_size is not None:
+    if has_schedule(trainer) and schedule.lr_base_size is not None:
         text += f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}"
     return text
 
