@@ -45,7 +45,10 @@ MORE = {
     "serve": [BAD, f"--port={free_port()}"],
 }
 """What verbs need beyond the name of a run."""
-WITHOUT = {"fit", "crossval", "check", "new", "paper", "shards", "study", "sweep", "zoo"}
+WITHOUT = {
+    *("fit", "crossval", "rehearse", "study", "sweep"),
+    *("check", "new", "paper", "shards", "zoo"),
+}
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 if "recipe" in plugins.extras():

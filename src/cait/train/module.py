@@ -193,17 +193,22 @@ class CaiTModule(ReadsData, LightningModule):
             network.check(
                 self.model, self.name, network.input_shape(self.hparams), self.num_classes
             )
-        # a wrong setting fails here, not later
-        self._build_optimizer(self.settings.lr)
         self.task = task_named(self.settings.task, self.num_classes)
         if self.settings.task is not None:
             self.loss = self.task.loss(self.settings)
         self.val_metrics = self.new_metrics()
+        # a wrong setting fails here, not later
+        self._build_optimizer(self.settings.lr)
 
     def _build_optimizer(self, lr: float) -> Optimizer:
-        """That of the settings, for the network and for what the loss learns."""
-        loss = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
-        learned = [parameter for parameter in loss if parameter.requires_grad]
+        """That of the settings, for the network and for what the loss and a subclass learn beside it.
+
+        A `configure_optimizers` of one's own adds what the subclass registers by itself.
+        """
+        owner = self.loss if self.overrides("configure_optimizers") else self
+        parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
+        others = {*self.model.parameters(), *self.val_metrics.parameters()}
+        learned = [p for p in parameters if p.requires_grad and p not in others]
         return self.settings.build_optimizer(self.model, lr, learned)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -408,10 +413,7 @@ class CaiTModule(ReadsData, LightningModule):
         """The loss of the labels []. Raises UserError if one of the user's own fails."""
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        name = self.settings.loss
-        if self.overrides("loss_of"):
-            name = f"{type(self).__name__}.loss_of"
-        with told_as(f"the loss {name} fails"):
+        with told_as(f"the loss {self._loss_name()} fails"):
             loss = self.loss_of(logits, targets)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise TypeError(
@@ -419,16 +421,24 @@ class CaiTModule(ReadsData, LightningModule):
                 )
         return loss.reshape(())
 
+    def _loss_name(self) -> str:
+        """What the user has chosen or written."""
+        if self.overrides("loss_of"):
+            return f"{type(self).__name__}.loss_of"
+        return self.settings.loss
+
     def _check_loss(self, loss: Tensor, logits: Tensor) -> None:
         """Raise UserError if the loss has a parameter that no optimizer trains."""
-        groups = [
-            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
-        ]
-        trained = {parameter for group in groups for parameter in group["params"]}
+        trained = {
+            parameter
+            for optimizer in self.trainer.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         if not trained.issuperset(parameters_behind(loss, logits)):
             raise UserError(
-                f"the loss {type(self.loss).__name__} has a parameter that no optimizer trains: let an nn.Module that "
-                "registers it be the loss; a configure_optimizers of your own takes self.loss.parameters() too"
+                f"the loss {self._loss_name()} has a parameter that no optimizer trains: register it in an nn.Module "
+                "that is the loss, or in the LightningModule; a configure_optimizers of your own takes it too"
             )
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:

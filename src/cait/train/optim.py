@@ -37,9 +37,9 @@ class OptimizerSettings(Group):
     for any other optimizer."""
 
     def build_optimizer(
-        self, network: nn.Module, lr: float, of_loss: Sequence[Tensor] = ()
+        self, network: nn.Module, lr: float, beside: Sequence[Tensor] = ()
     ) -> Optimizer:
-        """Build the optimizer of a network, and of what its loss learns, which has no weight decay.
+        """Build the optimizer of a network, and of what learns beside it, as a loss, without weight decay.
 
         Raises UserError if there is none, or it takes other arguments.
         """
@@ -65,8 +65,8 @@ class OptimizerSettings(Group):
                     f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}"
                 )
             inspect.signature(optimizer.step).bind(closure=None)  # as Lightning calls it
-            if of_loss:
-                optimizer.add_param_group({"params": [*of_loss], "weight_decay": 0.0})
+            if beside:
+                optimizer.add_param_group({"params": [*beside], "weight_decay": 0.0})
         if getattr(optimizer, "is_second_order", False):
             raise UserError(
                 f"optimizer {name} needs second derivatives, which a run does not have; take another"
