@@ -9,8 +9,8 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 

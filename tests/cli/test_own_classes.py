@@ -239,11 +239,25 @@ def test_fit_from_python_is_the_verb() -> None:
     assert run.predict("data/digits/val/7/0081.png") == cait.load("logs/typed").predict(
         "data/digits/val/7/0081.png"
     )
+    words = sys.argv.copy()
     again = cait.fit(resume="called", settings={"trainer.max_epochs": 2})
+    assert sys.argv == words  # those of the caller's own script
     assert checkpoint(Path("logs/called"))["global_step"] == 2 * called["global_step"]
     assert again.class_names == [str(digit) for digit in range(10)]
     with pytest.raises(UserError, match="there is no setting"):
         cait.fit(config=[SMALL[1]], settings={"model.lrr": 1})
+
+
+def test_fit_from_python_takes_a_class_or_its_path() -> None:
+    import grove
+
+    settings = dict(word.removeprefix("--").split("=") for word in [*SMALL[2:], *SHORT])
+    settings["model.factor"] = "3"
+    for name, module in (("by_class", grove.Module), ("by_path", "grove:Module")):
+        run = cait.fit(config=[SMALL[1]], settings=settings, run_name=name, module=module)
+        assert type(run) is grove.Module
+    ours = checkpoint(Path("logs/by_class"))["state_dict"]
+    assert same(ours, checkpoint(Path("logs/by_path"))["state_dict"])
 
 
 def test_a_run_says_which_version_made_it() -> None:

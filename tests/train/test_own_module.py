@@ -136,6 +136,57 @@ SETTINGS: dict[str, Any] = dict(
 )
 
 
+class Learns(CaiTModule):
+    """Learns a temperature in its loss and a layer in its forward pass."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.last = nn.Linear(7, 7)
+        self.fixed = nn.Linear(7, 7).requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fixed(self.last(super().forward(images)))
+
+    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return super().loss_of(logits * self.scale, targets)
+
+
+class Hides(CaiTModule):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.scales = [nn.Parameter(torch.ones(()))]
+
+    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return super().loss_of(logits * self.scales[0], targets)
+
+
+def test_what_a_module_of_ones_own_learns_is_trained_and_resumed(tmp_path: Path) -> None:
+    def run(epochs: int, start: Path | None = None) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        net = Learns(**SETTINGS, lr=1e-2, schedule="constant", drop_path_rate=0.0)
+        fit = trainer(max_epochs=epochs, limit_train_batches=1)
+        fit.fit(net, loader(), ckpt_path=start)
+        *_, group = fit.optimizers[0].param_groups
+        assert {*group["params"]} == {net.scale, *net.last.parameters()}
+        assert group["weight_decay"] == 0
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+        return {name: value.clone() for name, value in net.state_dict().items()}
+
+    expected, early = run(2), run(1)
+    for name in ("scale", "last.weight", "last.bias"):
+        assert not torch.equal(early[name], expected[name])
+    torch.testing.assert_close(run(2, tmp_path / "x.ckpt"), expected, rtol=0, atol=0)
+
+
+def test_a_parameter_that_ones_own_loss_hides_is_refused() -> None:
+    net = Hides(**SETTINGS)
+    with pytest.raises(
+        UserError, match=r"the loss Hides\.loss_of has a parameter that no optimizer"
+    ):
+        trainer(max_epochs=1).fit(net, loader())
+
+
 class Cold(CaiTModule):
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.flip(3)) - 2 * self.model(images)

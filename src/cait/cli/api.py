@@ -38,8 +38,8 @@ def fit(
         config: configurations, each as --config takes it; without one a recipe is chosen for the folder.
         run_name: name of a new run.
         resume: a run to go on with, as a name in logs/ or a folder.
-        module: a subclass of `cait.CaiTModule` to use in its place.
-        data: a subclass of `cait.ImageNetDataModule` to use in its place.
+        module: a subclass of `cait.CaiTModule` to use in its place, or its path, as "my_package.module:Module".
+        data: a subclass of `cait.ImageNetDataModule` to use in its place, or its path.
 
     Returns:
         the best network of the run, as `cait.load` returns it.
@@ -50,13 +50,21 @@ def fit(
         typed["data.root"] = os.fspath(root)
     if run_name is not None:
         typed["run_name"] = run_name
+    program = Program()
+    if isinstance(module, str):
+        typed["module"] = module
+    else:
+        program.module = module
+    if isinstance(data, str):
+        typed["data_module"] = data
+    else:
+        program.data = data
     words = [f"--config={os.fspath(path)}" for path in config]
     words += [f"--{name}={as_text(value)}" for name, value in typed.items()]
-    program = Program(module, data)
     if resume is None:
         line = Line("fit", words)
         line.extend(program)
     else:
         line = continued(rundir.folder_of(os.fspath(resume)), words, program)
     folder = train(line, program)
-    return load(folder, module=module, data=data)
+    return load(folder, module=program.module, data=program.data)

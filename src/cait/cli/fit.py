@@ -44,6 +44,10 @@ def resume(arguments: list[str], program: Program) -> None:
     folder, words = split_run("resume", words)
     with signature.only_own(trusted):
         line = continued(folder, words, program)
+    _, (_, continuing), *_ = line.layers
+    if "ckpt_path" in continuing:
+        # the processes that Lightning starts continue from the same one
+        sys.argv += ["--ckpt_path", continuing["ckpt_path"]]
     train(line, program, prints_plan)
 
 
@@ -103,8 +107,6 @@ def _continuing(folder: Path, typed: set[str], program: Program) -> Settings:
         )
         if last:
             settings["ckpt_path"] = last
-            # the processes that Lightning starts continue from the same one
-            sys.argv += ["--ckpt_path", last]
         else:
             print(f"{folder} has no checkpoint yet: it starts again", flush=True)
     return settings

@@ -25,10 +25,9 @@ def test_a_run_trains_resumes_scores_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # data/ and logs/ are below the working folder
-    short = ["--trainer.accelerator=cpu", "--model.fields.width=8", "--run_name=short"]
-    main(["fit", "--config=base.yaml", f"--config={CONFIG}", *short, "--trainer.max_steps=4"])
-    main(["resume", "short", "--trainer.max_steps=8"])
+    short = {"trainer.accelerator": "cpu", "trainer.max_steps": 4, "model.fields.width": 8}
+    cait.fit(config=["base.yaml", CONFIG], settings=short, run_name="short")
+    run = cait.fit(resume="short", settings={"trainer.max_steps": 8})
     main(["eval", "short", "--trainer.accelerator=cpu"])
-    module = cait.load("logs/short")
-    assert isinstance(module, Module)
-    assert len(module.predict("data/digits/val/7/0081.png")) == 5
+    assert isinstance(run, Module)
+    assert len(run.predict("data/digits/val/7/0081.png")) == 5

@@ -1,0 +1,129 @@
+"""`cait.fit` where people call it: in a notebook, in a thread, and in a script on two processes."""
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from harness import LIMIT, REPO, checkpoint, environment, link_digits, script
+from nbclient import NotebookClient
+from runs import assert_same
+from same import same
+
+import cait
+
+SETTINGS = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": 1,
+    "trainer.max_epochs": 1,
+    "trainer.limit_train_batches": 3,
+    "model.fields.embed_dim": 32,
+    "model.fields.depth": 2,
+    "model.warmup_epochs": 0,
+    "model.schedule": "constant",
+    "data.batch_size": 64,
+    "data.num_workers": 1,
+}
+CONFIG = [str(REPO / "configs/digits.yaml")]
+BEGIN = f"""
+import cait
+SETTINGS = {SETTINGS}
+CONFIG = {CONFIG}
+IMAGE = "data/digits/val/7/0081.png"
+"""
+SCRIPT = f"""{BEGIN}
+import argparse
+import os
+
+parser = argparse.ArgumentParser()
+parser.add_argument("name")
+parser.add_argument("--resumes", action="store_true")
+asked = parser.parse_args()
+settings = SETTINGS | {{"trainer.devices": 2}}
+if asked.resumes:
+    run = cait.fit(resume=asked.name, settings={{"trainer.max_epochs": 2}})
+else:
+    run = cait.fit(config=CONFIG, settings=settings, run_name=asked.name)
+print("of", os.environ["LOCAL_RANK"], run.predict(IMAGE, top_k=1))
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    link_digits(tmp_path, digits_root)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mine.py"])
+    return tmp_path
+
+
+def outputs(desk: Path, *cells: str) -> list[str]:
+    """What the cells of a notebook print and give, with the error that one ends in."""
+    content = nbformat.v4.new_notebook()
+    for cell in cells:
+        content.cells.append(nbformat.v4.new_code_cell(textwrap.dedent(cell)))
+    resources = {"metadata": {"path": str(desk)}}
+    client = NotebookClient(content, timeout=LIMIT, allow_errors=True, resources=resources)
+    client.execute(env=environment())
+    printed = []
+    for cell in content.cells:
+        texts = []
+        for output in cell["outputs"]:
+            given = output.get("data", {}).get("text/plain", "")
+            texts += [output.get("text", given), output.get("evalue", "")]
+        printed.append("".join(texts))
+    return printed
+
+
+@pytest.mark.slow
+def test_in_a_notebook(desk: Path) -> None:
+    _, trained, answer, in_a_thread, resumed, two = outputs(
+        desk,
+        BEGIN,
+        'run = cait.fit("data/digits", SETTINGS, config=CONFIG, run_name="cell")',
+        "run.predict(IMAGE, top_k=1)",
+        """
+        import threading
+
+        answers = []
+        def train():
+            answers.append(cait.fit(settings=SETTINGS, config=CONFIG, run_name="thread"))
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        answers[0].predict(IMAGE, top_k=1)
+        """,
+        'cait.fit(resume="cell", settings={"trainer.max_epochs": 2}).class_names[:2]',
+        'cait.fit(settings=SETTINGS | {"trainer.devices": 2}, config=CONFIG, run_name="two")',
+    )
+    cait.fit(config=CONFIG, settings=SETTINGS, run_name="here")
+    here = checkpoint(desk / "logs/here")["state_dict"]
+    assert same(checkpoint(desk / "logs/thread")["state_dict"], here)
+    cait.fit(resume="here", settings={"trainer.max_epochs": 2})
+    assert_same(desk / "logs/cell", desk / "logs/here")
+    assert "epoch 1/1" in trained
+    assert "'probability'" in answer
+    assert answer in in_a_thread
+    assert "epoch 2/2" in resumed
+    assert "['0', '1']" in resumed
+    assert two.endswith("a notebook takes --trainer.devices 1")
+    assert not (desk / "logs/two").exists()
+
+
+@pytest.mark.slow
+def test_in_a_script_on_two_processes(desk: Path) -> None:
+    """Lightning starts the script again, with its own words, guarded by `if __name__ == ...` or not."""
+    (desk / "mine.py").write_text(SCRIPT)
+    for words in (["cut"], ["cut", "--resumes"]):
+        done = script("mine.py", desk, *words)
+        assert done.returncode == 0, done.stderr
+        answers = {line[5:] for line in done.stdout.splitlines() if line.startswith("of ")}
+        assert len(answers) == 1
+        assert done.stdout.count("of 0 [") == done.stdout.count("of 1 [") == 1
+    two = ["--trainer.devices=2", "--trainer.max_epochs=2", "--run_name=whole"]
+    words = [f"--{name}={value}" for name, value in SETTINGS.items()]
+    done = script("-m", desk, "cait", "fit", f"--config={CONFIG[0]}", *words, *two)
+    assert done.returncode == 0, done.stderr
+    assert_same(desk / "logs/cut", desk / "logs/whole")
+    assert os.environ.get("LOCAL_RANK") is None
