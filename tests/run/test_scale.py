@@ -227,6 +227,15 @@ def test_the_job_script_starts_resumes_and_requeues(tmp_path: Path) -> None:
     )
 
 
+def test_a_task_of_an_array_has_its_number_in_the_words(tmp_path: Path) -> None:
+    words = ("seed-%a", "--seed_everything=%a", "--a=b%c")
+    _, told = slurm(tmp_path, *words, status=0, SLURM_ARRAY_TASK_ID="12")
+    [started] = told
+    assert f"cait fit --seed_everything=12 --a=b%c --run_name seed-12 {NODES}" in started
+    _, told = slurm(tmp_path, "mine", "--a=b%a", status=0)  # no array
+    assert "--a=b%a" in told[0]
+
+
 def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
     def requeues(status: int, **more: str) -> bool:
         exits, told = slurm(tmp_path, "mine", status=status, **more)
@@ -245,6 +254,14 @@ def test_a_job_that_failed_is_tried_again_so_many_times(tmp_path: Path) -> None:
     # and no more: srun's status is of those it killed
     told = [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"]
     assert slurm(tmp_path, "mine", status=lost, says=ends.format(2)) == (2, told)
+    # killed by SIGUSR1 before it trained: no time limit that it will ever get beyond
+    killed = "srun: error: n1: task 0: User defined signal 1"
+    statuses = [slurm(tmp_path, "mine", status=138, says=killed, FAILURES="2") for _ in range(3)]
+    assert [(status, told[1:]) for status, told in statuses] == [
+        (1, [REQUEUED]),
+        (1, [REQUEUED]),
+        (1, []),
+    ]
     assert not requeues(143)  # asked to stop
     assert not requeues(0)
     assert [path.name for path in tmp_path.glob("slurm-*")] == []
