@@ -20,7 +20,7 @@ from together import cluster, together
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
-from cait.run import program
+from cait.run import meeting, program
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 
 
@@ -75,7 +75,7 @@ def test_restarts_with_the_store_of_the_start_before_are_refused(
     with pytest.raises(
         UserError, match="give torchrun the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     ):
-        program._open_store(cluster(1))
+        program._open_store(cluster(1), meeting.WAIT)
 
 
 def test_a_restart_goes_on_from_the_runs_own_checkpoint_and_not_from_its_start(

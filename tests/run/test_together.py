@@ -292,6 +292,32 @@ def test_the_environment_says_how_a_process_was_started(
         assert processes.from_first(lambda: "mine") == "mine"
 
 
+def test_tasks_that_slurm_divides_over_nodes_by_itself_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (SRUN | {"SLURM_STEP_NUM_TASKS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    Processes().cluster()
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    with pytest.raises(UserError, match="SLURM has 2 tasks, and --ntasks-per-node does not say"):
+        Processes().cluster()
+
+
+@pytest.mark.parametrize("tasks", ["1", "2"])
+def test_lightning_does_not_ask_for_srun_in_a_shell_of_salloc(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    shell = {"SLURM_JOB_NAME": "interactive", "SLURM_STEP_NUM_TASKS": tasks, "SLURM_NTASKS": tasks}
+    for name, value in (SRUN | shell).items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Processes().cluster()
+    assert not told
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -33,6 +33,7 @@ def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPa
             answers[rank] = main(processes, rank)
         except UserError as error:
             answers[rank] = str(error)
+            processes.end(str(error))
 
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(3)]
     for thread in threads:

@@ -129,7 +129,7 @@ def _report(error: Exception, program: Program) -> int:
     message = with_own_line(str(known), error) if known else error_line(error)
     message = message.replace("`cait ", as_typed("`cait "))
     notes = getattr(error, "__notes__", None) or getattr(error.__cause__, "__notes__", [])
-    tell(f"{COMMAND.get()}: error: {'; '.join([message, *notes])}")
+    program.processes.end("; ".join([message, *notes]))
     if known is None:
         return UserError.status if line or is_of_worker(str(error)) else 1
     # Where Lightning has started the processes, this one exits for all.

@@ -316,6 +316,7 @@ class CaiTCLI(LightningCLI):
             self.datamodule.share_batch(trainer)  # before other processes are started
             images = self.datamodule.batch_size * trainer.world_size * accumulated(trainer, 0)
             refusals.check_rates(self.model.settings, images)
+        self.processes.agree()  # that no process has met an error until here
         return trainer
 
     def _plugins(self, settings: Any) -> list[Any]:

@@ -1,6 +1,8 @@
 """One process at a time trains in a run's folder."""
 
 import contextlib
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ class RunLock(Callback):
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by another process") from error
         self._before = {path.name for path in run_dir.iterdir()} - {LOCK, STARTING}
-        (run_dir / STARTING).touch()
+        # a text of this start, by which other machines know that the folder is the same
+        (run_dir / STARTING).write_text(f"{os.getpid()} {time.time_ns()}")
         disk.clear_scratch(run_dir)
 
     def on_train_start(self, *_: Any) -> None:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import references
-from cait.errors import OtherEndedError, UserError, one_line, to_type
+from cait.errors import COMMAND, OtherEndedError, UserError, tell, to_type
 from cait.run import rundir
 from cait.settings import Settings
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from lightning.pytorch.plugins.environments import ClusterEnvironment
     from torch.distributed import Store
 
     from cait.data.datamodule import ImageNetDataModule
+    from cait.run.meeting import Message
     from cait.train.module import CaiTModule
-
-
-WAIT = timedelta(minutes=30)
-"""How long a process waits for the others before they train; Lightning's limit for what comes later is the same."""
 
 
 class Processes:
@@ -37,6 +38,8 @@ class Processes:
     """
 
     _store: Store | None = None
+    _last_messages: list[Message] | None = None
+    """Of the meeting at which a process has said that it ends; empty if this one could not reach the others."""
 
     def cluster(self) -> ClusterEnvironment | None:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
@@ -51,6 +54,8 @@ class Processes:
             return None
         from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
+        # Lightning asks the job's name alone; what srun must start is known here
+        warnings.filterwarnings("ignore", message="The `srun` command is available")
         if TorchElasticEnvironment.detect():
             return TorchElasticEnvironment()
         # Lightning takes all of a job called "interactive", as salloc calls its own, for a shell, also srun's tasks.
@@ -63,11 +68,13 @@ class Processes:
             raise UserError(
                 "SLURM has several tasks and this is none: start it with srun, or unset SLURM_NTASKS"
             )
-        try:
-            # Lightning would have SLURM save and requeue by itself
-            return SLURMEnvironment(auto_requeue=False)
-        except RuntimeError as error:
-            raise UserError(one_line(error)) from error
+        if tasks != "1" and "SLURM_NTASKS_PER_NODE" not in os.environ:
+            raise UserError(
+                f"SLURM has {tasks} tasks, and --ntasks-per-node does not say how many on a node: "
+                "give it to salloc, sbatch or srun in place of --ntasks (-n)"
+            )
+        # Lightning would have SLURM save and requeue by itself
+        return SLURMEnvironment(auto_requeue=False)
 
     def started(self) -> int:
         """How many processes torchrun or SLURM has started, on all nodes; 1 if neither did."""
@@ -97,18 +104,63 @@ class Processes:
                 trainer[name] = number
 
     def agree(self, word: str = "") -> list[str]:
-        """The words of all processes, by rank. All call it equally often, and each waits for all."""
+        """The words of all processes, by rank. All call it equally often, and each waits for all.
+
+        Raises OtherEndedError if one of them ends, or cannot be reached.
+        """
         cluster = self.cluster()
         if not cluster or cluster.world_size() == 1:
             return [word]
+        from cait.run import meeting
+
+        messages = self._meet(cluster, word=word)
+        if line := meeting.last_line(messages):
+            self._last_messages = messages
+            raise OtherEndedError(line)
+        return [sent.word for sent in messages]
+
+    def end(self, line: str) -> None:
+        """Print why this process ends. Before they train the others learn it, and one prints the lines of all."""
+        messages = self._last_meeting(line)
+        if not messages:
+            tell(f"{COMMAND.get()}: error: {line}")
+            return
+        from cait.run import meeting
+
+        rank = self.rank()
+        if meeting.speaks(messages, rank):
+            tell(f"{COMMAND.get()}: error: {meeting.last_line(messages)}")
+        # With the first to exit a launcher may end the others: by then the line is out, and the cause exits first.
+        time.sleep(0.5 if messages[rank].error else 1.5)
+
+    def _last_meeting(self, line: str) -> list[Message]:
+        """What the processes say at the meeting at which this one ends; empty if they do not meet any more."""
+        if self._last_messages is None:
+            self._last_messages = []
+            distributed = sys.modules.get("torch.distributed")
+            # once they are connected, those who wait for this one see that it has gone
+            is_connected = distributed is not None and distributed.is_initialized()
+            with suppress(UserError):
+                cluster = None if is_connected else self.cluster()
+                if cluster and cluster.world_size() > 1:
+                    self._last_messages = self._meet(cluster, error=line)
+        return self._last_messages
+
+    def _meet(self, cluster: ClusterEnvironment, word: str = "", error: str = "") -> list[Message]:
+        """What all processes say, of which this one goes on with a word or ends with an error."""
+        from cait.run import meeting
+
+        wait = meeting.LAST_WAIT if error else meeting.WAIT
         try:
-            self._store = self._store or _open_store(cluster)
-            return _exchange(self._store, word, cluster.global_rank(), cluster.world_size())
-        except RuntimeError as error:  # torch's errors of the network
+            self._store = self._store or _open_store(cluster, wait)
+            size = cluster.world_size()
+            return meeting.meet(self._store, cluster.global_rank(), size, word, error, wait)
+        except RuntimeError as problem:  # torch's errors of the network
+            self._last_messages = []
             raise OtherEndedError(
                 f"another process of the run cannot be reached at {cluster.main_address}:{cluster.main_port}: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+                f"{str(problem).splitlines()[0]}"
+            ) from problem
 
     def from_first(self, make: Callable[[], str]) -> str:
         """What `make` returns in the first process that can be reached."""
@@ -116,29 +168,14 @@ class Processes:
         return self.agree(make() if makes else "")[0]
 
 
-def _exchange(store: Store, word: str, rank: int, size: int) -> list[str]:
-    """The words of all processes, by rank."""
-    number = store.add(f"cait/agreements of {rank}", 1)
-    key = f"cait/agreement {number}"
-    store.set(f"{key}/{rank}", word)
-    words = store.multi_get([f"{key}/{other}" for other in range(size)])
-    readers = store.add(f"{key}/read", 1)
-    if readers == size:
-        store.set(f"{key}/all have read", "")
-    if rank == 0:  # it serves the store, so it may not end before
-        store.wait([f"{key}/all have read"])
-    return [other.decode() for other in words]
-
-
-def _open_store(cluster: ClusterEnvironment) -> Store:
+def _open_store(cluster: ClusterEnvironment, wait: timedelta) -> Store:
     """Connect to the store by which torch will connect the processes too.
 
     Raises UserError if torchrun may start them again: its store would give them the addresses of the killed ones.
     """
-    from torch.distributed import rendezvous
-
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if restarts != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    is_of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restarts != "0" and is_of_agent:
         raise UserError(
             f"torchrun's --max-restarts {restarts} needs a new store for each start: give torchrun the variable "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv_backend c10d"
@@ -148,10 +185,10 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
         "MASTER_ADDR": cluster.main_address,
         "MASTER_PORT": str(cluster.main_port),
     }
-    store, _, _ = next(
-        rendezvous("env://", cluster.global_rank(), cluster.world_size(), timeout=WAIT)
-    )
-    return store
+    from cait.run import meeting
+
+    serves = cluster.global_rank() == 0 and not is_of_agent
+    return meeting.connect(cluster.main_address, cluster.main_port, serves, wait)
 
 
 class NextRun(BaseException):

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -17,13 +19,18 @@ from lightning.pytorch import Callback, Trainer
 import cait
 from cait import disk
 from cait.data.folder import FolderSource
-from cait.errors import UserError
+from cait.errors import UserError, is_own
+from cait.guards.run_lock import STARTING
 from cait.plugins import Run
 from cait.run.program import Processes
 from cait.settings import flatten
 
 MACHINES_OWN = ("data.root", "data.num_workers", "_dir")
 """How settings end that may differ from machine to machine."""
+OWN_FILE = "your file"
+"""How facts about the user's own files begin. One process may import a file that another does not need."""
+PATIENCE = 30.0
+"""Seconds for which NFS may not notice a file that another machine has written."""
 
 
 def list_once(source: Any, processes: Processes) -> None:
@@ -33,30 +40,48 @@ def list_once(source: Any, processes: Processes) -> None:
 
 
 def share(processes: Processes, name: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns in the first process of each machine that has this `name`; the others read it from a file.
-
-    Raises UserError in all processes if `make` does in one.
-    """
+    """What `make` returns in the first process of each machine that has this `name`; the others read it from a file."""
     scratch = os.stat(gettempdir())  # a container may have one of its own
     machine = json.dumps([socket.gethostname(), scratch.st_dev, scratch.st_ino, os.getcwd(), name])
     first = processes.agree(machine).index(machine)
     with TemporaryDirectory() as folder:
         path = Path(folder, "value")
-        problem = ""
         if processes.rank() == first:
-            try:
-                path.write_bytes(pickle.dumps(make()))
-            except UserError as error:
-                problem = str(error)
-        answers = [json.loads(word) for word in processes.agree(json.dumps([str(path), problem]))]
-        problems = [problem for _, problem in answers if problem]
-        if problems:
-            raise UserError(problems[0])
+            path.write_bytes(pickle.dumps(make()))
+        paths = processes.agree(str(path))
         # in a folder to which this account alone writes
-        with disk.open_file(answers[first][0]) as file:
+        with disk.open_file(paths[first]) as file:
             value = pickle.loads(file.read())
         processes.agree()  # the file stays until all have read it
     return value
+
+
+def check_shared(folder: Path, processes: Processes) -> None:
+    """Raise UserError, in all processes, if a machine does not see in a run's folder what the first has written."""
+    host = socket.gethostname()
+    starting = folder / STARTING
+    first_host, lock = json.loads(processes.agree(json.dumps([host, _text(starting)]))[0])
+    is_shared = _soon_holds(starting, lock)
+    lacking = {*processes.agree("" if is_shared else host)} - {""}
+    if lacking:
+        raise UserError(
+            f"{', '.join(sorted(lacking))} does not see {folder} as {first_host} has it: "
+            f"all machines of a run must share {folder.parent}"
+        )
+
+
+def _soon_holds(path: Path, text: str) -> bool:
+    """Whether a file has this text, or will have it once the network's file system has noticed."""
+    end = time.monotonic() + PATIENCE
+    while _text(path) != text:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _text(path: Path) -> str:
+    return disk.read_text(path) if path.is_file() else ""
 
 
 class Comparison(Callback):
@@ -88,7 +113,8 @@ def compare(facts: Mapping[str, str], agree: Callable[[str], list[str]]) -> None
     for rank, (host, present) in enumerate(answers):
         for name in [*expected, *present]:
             here, there = present.get(name), expected.get(name)
-            if here != there:
+            may_lack = name.startswith(OWN_FILE) and None in (here, there)
+            if here != there and not may_lack:
                 raise UserError(
                     f"process {rank} on {host} has {name} {here}, process 0 on {first_host} {there}: "
                     "all processes of a run need the same data, code and settings"
@@ -108,7 +134,7 @@ def facts(run: Run) -> dict[str, str]:
         "torch": torch.__version__,
         "checkpoint": os.path.basename(run.start),
     }
-    return run.data.facts() | others | shared
+    return run.data.facts() | others | own_files() | shared
 
 
 def code_version() -> str:
@@ -121,3 +147,14 @@ def code_version() -> str:
     ]
     digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
     return f"{cait.__version__} ({digest.hexdigest()[:16]})"
+
+
+def own_files() -> dict[str, str]:
+    """A digest of each of the user's own files that is imported, by its name."""
+    paths = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
+    # torch has modules that only say that they have a file
+    files = [Path(path) for path in paths if is_own(path) and os.path.isfile(path)]
+    return {
+        f"{OWN_FILE} {path.name}": hashlib.sha256(disk.read_text(path).encode()).hexdigest()[:16]
+        for path in files
+    }

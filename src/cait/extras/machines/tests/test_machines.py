@@ -6,9 +6,10 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from harness import LIMIT, SMALL, Cait, checkpoint, link_digits, start
@@ -17,7 +18,8 @@ from together import together
 
 from cait.errors import UserError
 from cait.extras.machines import callbacks, machines
-from cait.extras.machines.machines import compare, share
+from cait.extras.machines.machines import check_shared, compare, own_files, share
+from cait.guards.run_lock import RunLock
 from cait.run.program import Processes
 
 HOST = socket.gethostname()
@@ -38,10 +40,13 @@ def failing() -> None:
             lambda processes, rank: share(processes, "apart"[rank > 0 :], lambda: {rank}),
             [{0}, {1}, {1}],
         ),
-        (lambda processes, rank: share(processes, "here", failing), ["no image"] * 3),
+        (
+            lambda processes, rank: share(processes, "here", failing),
+            ["no image", *[f"process 0 on {HOST}: no image"] * 2],
+        ),
         (
             lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str),
-            ["no image"] * 3,
+            [*[f"process 2 on {HOST}: no image"] * 2, "no image"],
         ),
         (lambda processes, rank: compare({"--model.lr": "0.1"}, processes.agree), [None] * 3),
         (
@@ -62,6 +67,41 @@ def test_processes_share_and_compare_before_they_train(
     main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert together(main, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("lacking", [None, 1])
+def test_a_machine_that_does_not_see_the_folder_of_the_run_is_named(
+    lacking: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = RunLock(tmp_path / "run")
+    folders = [tmp_path / ("run" if rank != lacking else "own/run") for rank in range(3)]
+    monkeypatch.setattr(machines, "PATIENCE", 0.0)
+    answers = together(lambda processes, rank: check_shared(folders[rank], processes), monkeypatch)
+    lock.roll_back()
+    if lacking is None:
+        assert answers == [None] * 3
+    else:
+        for folder, answer in zip(folders, answers, strict=True):
+            assert answer.startswith(f"{HOST} does not see {folder} as {HOST} has it: all machines")
+
+
+def test_a_file_of_ones_own_is_compared_only_where_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_loss.py"
+    path.write_text("x = 1")
+    module = SimpleNamespace(__file__=str(path))
+    monkeypatch.setitem(sys.modules, "my_loss", cast(Any, module))
+    before = own_files()
+    path.write_text("x = 2")
+    after = own_files()
+    assert before.keys() == after.keys()
+    name = "your file my_loss.py"
+    assert before[name] != after[name]
+    for first, second, differs in ((before, after, True), (before, {}, False), ({}, after, False)):
+        words = [json.dumps([HOST, facts]) for facts in (first, second)]
+        with pytest.raises(UserError, match=name) if differs else nullcontext():
+            compare(second, lambda _, words=words: words)
 
 
 @pytest.mark.parametrize("own", [{"classes": "cat, dog"}, {"classes": "dog, cat"}])
