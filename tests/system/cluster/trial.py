@@ -1,0 +1,167 @@
+"""Runs on the machines of a cluster: how they are started, how far they are, and how they ended."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import LOGIN, REPO, Cluster, wait_until
+from harness import SMALL, rows
+from runs import assert_same
+
+SETTINGS = [
+    *SMALL,
+    "--data.num_workers=0",
+    "--trainer.max_epochs=3",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.callbacks+=pace.Pace",
+    "--model.drop_path_rate=0.2",
+    "--ema.decay=0.9",
+    "--save_every_n_steps=3",
+]
+"""A run of 66 steps, on any number of processes, with all that a checkpoint could forget."""
+LIMIT = 600.0
+"""Seconds after which a job hangs."""
+
+
+class Trial:
+    """A cluster, and a folder on its shared disk in which runs train as in a clone."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.folder = cluster.shared / "project"
+        cait = self.folder / ".venv/bin/cait"
+        cait.parent.mkdir(parents=True)
+        cait.write_text(f'#!/bin/sh\nexec {sys.executable} -m cait "$@"\n')
+        cait.chmod(0o755)
+        (self.folder / "logs").mkdir()
+
+    def environment(self, **variables: object) -> dict[str, str]:
+        own = [REPO / "src", REPO / "tests/support", Path(__file__).parent]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, own)),
+            "XDG_CONFIG_HOME": str(self.folder / ".config"),  # of a home that all machines have
+            "OMP_NUM_THREADS": "1",
+            "PACE": "0.1",
+        }
+        return environment | {name: str(value) for name, value in variables.items()}
+
+    def on(self, machine: str, *words: str | Path) -> str:
+        """Run a command on a machine in the project; return what it prints."""
+        return self.cluster.run(machine, *words, folder=self.folder)
+
+    def start(
+        self, machine: str, *words: str, folder: Path | None = None, **variables: object
+    ) -> subprocess.Popen[str]:
+        """Start a command on a machine in the project, or in a folder of the machine's own."""
+        return subprocess.Popen(
+            self.cluster.command(machine, *words, folder=folder or self.folder),
+            env=self.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def submit(
+        self,
+        run: str,
+        *settings: str,
+        options: str = "",
+        nodes: int = 2,
+        tasks: int = 1,
+        **variables: object,
+    ) -> "Job":
+        """Submit scripts/slurm.sbatch. `options` are sbatch's, and `variables` are for the job."""
+        shape = f"--nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task=1 --gpus-per-node=1"
+        words = ["sbatch", "--parsable", *shape.split(), *options.split()]
+        words += [str(REPO / "scripts/slurm.sbatch"), run, *SETTINGS, *settings]
+        done = subprocess.run(
+            self.cluster.command(LOGIN, *words, folder=self.folder),
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return Job(self, done.stdout.strip())
+
+    def steps(self, run: str) -> int:
+        """How many steps a run has logged."""
+        try:
+            return len(rows(self.folder / "logs" / run))
+        except OSError:
+            return 0
+
+    def wait_for_steps(self, run: str, steps: int) -> None:
+        wait_until(lambda: self.steps(run) >= steps, f"{run} has {steps} steps", LIMIT)
+
+    def workers(self, machine: str) -> list[str]:
+        """The numbers of the processes that train on a machine, as it counts them."""
+        return self._processes(machine, "-m cait")
+
+    def agents(self, machine: str) -> list[str]:
+        """Those of torchrun."""
+        return self._processes(machine, "-m torch.distributed.run")
+
+    def _processes(self, machine: str, words: str) -> list[str]:
+        pattern = rf"^{re.escape(sys.executable)}( -\w)* {words}"
+        command = self.cluster.command(machine, "pgrep", "--full", pattern)
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()
+
+    def assert_same(self, run: str, other: str) -> None:
+        """Two runs ended with the same weights, states and metrics, to the last bit."""
+        assert_same(self.folder / "logs" / run, self.folder / "logs" / other)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of SLURM."""
+
+    trial: Trial
+    number: str
+
+    def __getitem__(self, name: str) -> str:
+        """What SLURM says of it, as "JobState" or "Restarts"."""
+        text = self.trial.on(LOGIN, "scontrol", "--oneliner", "show", "job", self.number)
+        found = re.search(rf"\b{name}=(\S*)", text)
+        assert found, text
+        return found[1]
+
+    @property
+    def output(self) -> str:
+        path = Path(self["StdOut"])
+        return path.read_text() if path.exists() else ""
+
+    def errors(self) -> list[str]:
+        """The lines in which `cait` says why it ends."""
+        return [line for line in self.output.splitlines() if line.startswith("cait: error:")]
+
+    def wait_for(self, *states: str) -> None:
+        def is_there() -> bool:
+            return self["JobState"] in states
+
+        wait_until(is_there, f"job {self.number} is {' or '.join(states)}", LIMIT)
+
+    def wait_for_restart(self, number: int = 1) -> None:
+        def has_restarted() -> bool:
+            return int(self["Restarts"]) >= number and self["JobState"] == "RUNNING"
+
+        wait_until(has_restarted, f"job {self.number} has restarted {number} times", LIMIT)
+
+    def complete(self) -> None:
+        """Wait until it has ended without an error."""
+        self.wait_for("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+        assert self["JobState"] == "COMPLETED", self.output
+
+
+def images_by_step(folder: Path) -> dict[int, set[str]]:
+    """The images of each step, of all processes, as `recorder.Recorder` has written them."""
+    steps: dict[int, set[str]] = defaultdict(set)
+    for path in folder.glob("[0-9]*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            steps[record["step"]].update(record["seen"])
+    return steps
