@@ -141,7 +141,7 @@ class Cluster:
         first_process = int(path.read_text())
         if name != LOGIN:
             with contextlib.suppress(subprocess.CalledProcessError):
-                self.unplug(name)
+                self._in_network_of_login("ip", "link", "delete", f"cable-{name}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(first_process, signal.SIGKILL)
         wait_until(lambda: not _is_running(first_process), f"{name} has ended")

@@ -142,11 +142,11 @@ def other(trial: Trial, alone: str) -> Path:
 
 
 def assert_all_end(trial: Trial, command: list[str], line: str, **of_n2: object) -> None:
-    """The command ends on both machines within a minute, with one line that begins so."""
+    """The command ends on both machines within two minutes, with one line that begins so."""
     begun = time.monotonic()
     jobs = {"n1": trial.start("n1", *command), "n2": trial.start("n2", *command, **of_n2)}
     texts = outputs(jobs)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 120
     for text in texts.values():
         [error] = errors(text)
         assert error.startswith(f"cait: error: {line}"), texts
@@ -155,14 +155,14 @@ def assert_all_end(trial: Trial, command: list[str], line: str, **of_n2: object)
 
 def test_a_wrong_path(trial: Trial) -> None:
     command = torchrun(next(PORTS), *fit("wrong", "--data.root=nowhere"))
-    assert_all_end(trial, command, "nowhere")
+    assert_all_end(trial, command, "the data folder nowhere does not exist")
 
 
 def test_no_images_on_one_machine(trial: Trial, other: Path) -> None:
-    trial.on("n2", "rm", "-r", "/tmp/project/data")
-    trial.on("n2", "ln", "-s", trial.folder / "logs", "/tmp/project/logs")
-    command = torchrun(next(PORTS), *fit("no-images", "--data.root=data/digits/train"))
-    assert_all_end(trial, command, "process 1 on n2: data/digits", folder=other)
+    shutil.copytree(trial.folder / "data/digits", trial.folder / "images")
+    command = torchrun(next(PORTS), *fit("no-images", "--data.root=images"))
+    assert_all_end(trial, command, "process 1 on n2: the data folder images does", folder=other)
+    assert not (trial.folder / "logs/no-images").exists()
 
 
 def test_no_run_on_one_machine(trial: Trial, other: Path) -> None:
@@ -173,7 +173,7 @@ def test_no_run_on_one_machine(trial: Trial, other: Path) -> None:
 def test_no_configuration_on_one_machine(trial: Trial, other: Path) -> None:
     (trial.folder / "mine.yaml").write_text("model: {lr: 1.0e-3}\n")
     command = torchrun(next(PORTS), *fit("no-file", "--config=mine.yaml"))
-    assert_all_end(trial, command, "process 1 on n2: ", folder=other)
+    assert_all_end(trial, command, "process 1 on n2: --config mine.yaml: there is no", folder=other)
 
 
 def test_logs_that_are_not_shared(trial: Trial, other: Path) -> None:
