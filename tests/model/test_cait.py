@@ -224,7 +224,8 @@ def test_a_field_that_nothing_here_has_is_told(field: str, monkeypatch: pytest.M
     """As one of an extra that has been deleted."""
     monkeypatch.setattr(plugins, "extras", dict)
     with pytest.raises(
-        UserError, match=f"unknown model field '{field}'; choose from attention_backend, depth"
+        UserError,
+        match=f"the network is a CaiT: unknown model field '{field}'; choose from attention_backend, depth",
     ):
         cait.create_model("xxs24", **{field: "plain"})
 

@@ -111,7 +111,7 @@ def config_class(fields: Collection[str]) -> type[CaiTConfig]:
     unknown = [field for field in fields if field not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known, f"; choose from {', '.join(sorted(known))}")
-        raise UserError(f"unknown model field {unknown[0]!r}{hint}")
+        raise UserError(f"the network is a CaiT: unknown model field {unknown[0]!r}{hint}")
     added = {*fields} - ours
     used = [group for group in groups if added.intersection(names_in(group))]
     if len(used) == 1:

@@ -25,7 +25,7 @@ def test_a_run_trains_resumes_scores_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # data/ and logs/ are below the working folder
-    short = {"trainer.accelerator": "cpu", "trainer.max_steps": 4, "model.fields.width": 8}
+    short = {"trainer.accelerator": "cpu", "trainer.max_steps": 4, "data.root": "data/digits"}
     cait.fit(config=["base.yaml", CONFIG], settings=short, run_name="short")
     run = cait.fit(resume="short", settings={"trainer.max_steps": 8})
     main(["eval", "short", "--trainer.accelerator=cpu"])

@@ -140,8 +140,8 @@ def test_its_pins_are_those_of_this_repository() -> None:
     assert (REPO / "src/cait/constraints.txt").read_text().splitlines() == pins
 
 
-def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
-    source = os.pathsep.join([str(verb.PROJECT / "src"), str(REPO / "src")])
+def run_tests(project: Path, folder: Path) -> None:
+    source = os.pathsep.join([str(project / "src"), str(REPO / "src")])
     done = subprocess.run(
         [
             sys.executable,
@@ -150,8 +150,8 @@ def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
             "-q",
             "-p",
             "no:cacheprovider",
-            f"--rootdir={tmp_path}",
-            verb.PROJECT / "tests",
+            f"--rootdir={folder}",
+            project / "tests",
         ],
         env=os.environ | {"PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -159,3 +159,24 @@ def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
+    run_tests(verb.PROJECT, tmp_path)
+
+
+@pytest.mark.slow
+def test_they_pass_with_a_network_and_images_of_ones_own(tmp_path: Path) -> None:
+    main(["new", "maple", f"--into={tmp_path}"])
+    project = tmp_path / "maple"
+    config = project / "configs/maple.yaml"
+    text = config.read_text()
+    for old, new in (
+        ("maple.net:Net", "timm/resnet10t"),
+        ("fields: {width: 32}", "fields: null"),
+        ("data/digits", "data/leaves"),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    config.write_text(text)
+    run_tests(project, tmp_path)
