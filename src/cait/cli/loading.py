@@ -127,11 +127,16 @@ def load_run(
         loaded = from_checkpoint(
             checkpoint, folder, options.ema, img_size, program.module, program.data
         )
-    left_out = loaded.module.overrides("forward", "predict_step")
-    if takes_network and left_out:
-        name = type(loaded.module).__name__
-        tell(f"this is the network alone, without {' and '.join(left_out)} of {name}")
+    if takes_network:
+        tell_left_out(loaded.module, "forward", "predict_step")
     return loaded
+
+
+def tell_left_out(module: Any, *methods: str) -> None:
+    """Say which of these methods of a module of the user's own are left out where its network is taken."""
+    if left_out := module.overrides(*methods):
+        name = type(module).__name__
+        tell(f"this is the network alone, without {' and '.join(left_out)} of {name}")
 
 
 def checkpoint_of(source: str | Path, purpose: str) -> tuple[Path, Path | None]:

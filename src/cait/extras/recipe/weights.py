@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cait.cli import saved
-from cait.cli.loading import checkpoint_of, from_checkpoint
+from cait.cli.loading import checkpoint_of, from_checkpoint, tell_left_out
 from cait.errors import UserError, to_type
 from cait.extras.networks import preparation, timm_config
 from cait.model.config import VARIANTS
@@ -90,6 +90,7 @@ def from_run(path: Path, folder: Path) -> Weights:
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     loaded = from_checkpoint(path, folder)  # it refuses one that is no network, or far too large
+    tell_left_out(loaded.module, "forward")
     data = saved.data_settings(folder)
     settings: Settings = {"model.weights": str(path), "model.name": loaded.name}
     settings |= {

@@ -23,6 +23,7 @@ from cait.extras.recipe import arguments, weights
 from cait.extras.recipe.weights import published, weights_of
 from cait.model.config import VARIANTS
 from cait.run.program import Program
+from cait.train.module import CaiTModule
 
 ENTRY = "tf_efficientnet_lite0.in1k"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -229,3 +230,26 @@ def test_a_process_that_lightning_starts_asks_nobody(
 
 def no(*_: object) -> None:
     """A measurement that fails."""
+
+
+class Scaled(CaiTModule):
+    def forward(self, images: Any) -> Any:
+        return 2 * super().forward(images)
+
+
+@pytest.mark.parametrize("kind", [CaiTModule, Scaled])
+def test_a_run_of_a_module_of_ones_own_gives_its_network_alone(
+    kind: type[CaiTModule],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    module = kind(img_size=8, num_classes=7, fields={"depth": 1, "patch_size": 4})
+    run = {"model": {"name": "xxs24"}}
+    loaded = SimpleNamespace(name="xxs24", module=module)
+    monkeypatch.setattr("cait.cli.saved.run_settings", lambda _: run)
+    monkeypatch.setattr("cait.cli.saved.data_settings", lambda _: {})
+    monkeypatch.setattr(weights, "from_checkpoint", lambda *_: loaded)
+    assert weights.from_run(Path("x.ckpt"), tmp_path).name == "x.ckpt"
+    line = "this is the network alone, without forward of Scaled\n"
+    assert capfd.readouterr().err == (line if kind is Scaled else "")
