@@ -1,3 +1,3 @@
 .PHONY: test-cluster
-test-cluster: $(TOOLS) ## Train through faults on a SLURM of two machines, made on this one (root, Debian's slurm-wlm)
+test-cluster: $(TOOLS) ## Train through faults on a SLURM of three machines, made on this one (root, Debian's slurm-wlm)
 	@$(BIN)/python -m pytest tests/system/cluster $(ARGS)

@@ -13,6 +13,10 @@ from cluster import Cluster, missing
 from trial import Trial
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=0, help="draws the faults of test_random_faults")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     if lack := missing():

@@ -1,0 +1,94 @@
+"""Faults at random moments strike one run on two machines; it ends with the bits of a run that nobody touched.
+
+make test-cluster ARGS="-k random --seed 7"
+"""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from cluster import LOGIN, call, wait_until
+from trial import LIMIT, Job, Trial
+
+MACHINES = ("n1", "n2", "n3")
+NUMBER = 20
+
+
+class Faults:
+    """What may happen to a job. Each method returns once it is over."""
+
+    def __init__(self, trial: Trial, job: Job, draw: random.Random) -> None:
+        self.trial = trial
+        self.job = job
+        self.draw = draw
+
+    def machine(self) -> str:
+        """One on which the job trains."""
+        return self.draw.choice([name for name in MACHINES if self.trial.workers(name)])
+
+    def restarted_by(self, fault: Callable[[], object]) -> None:
+        restarts = int(self.job["Restarts"])
+        fault()
+        self.job.wait_for_restart(restarts + 1)
+
+    def requeue(self) -> None:
+        self.restarted_by(lambda: self.trial.on(LOGIN, "scontrol", "requeue", self.job.number))
+
+    def time_limit(self) -> None:
+        signal = ("scancel", "--signal=USR1", self.job.number)
+        self.restarted_by(lambda: self.trial.on(LOGIN, *signal))
+
+    def kill(self) -> None:
+        machine = self.machine()
+        processes = self.trial.workers(machine)
+        self.restarted_by(lambda: self.trial.on(machine, "kill", "-KILL", *processes))
+
+    def power(self) -> None:
+        machine = self.machine()
+        self.restarted_by(lambda: self.trial.cluster.off(machine))
+        self.trial.cluster.on(machine)
+
+    def cable(self) -> None:
+        machine = self.machine()
+        self.trial.cluster.unplug(machine)
+        time.sleep(5)
+        self.trial.cluster.plug(machine)
+
+    def controller(self) -> None:
+        self.trial.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
+        time.sleep(5)
+        self.trial.on(LOGIN, "slurmctld")
+
+    def slow_disk(self) -> None:
+        call("fsfreeze", "--freeze", self.trial.cluster.shared)
+        time.sleep(3)
+        call("fsfreeze", "--unfreeze", self.trial.cluster.shared)
+
+
+def test_random_faults_in_one_run(trial: Trial, alone: str, request: pytest.FixtureRequest) -> None:
+    draw = random.Random(request.config.getoption("--seed"))
+    job = trial.submit("many-faults", PACE=3, FAILURES=NUMBER)
+    faults = Faults(trial, job, draw)
+    kinds = [
+        *(faults.requeue, faults.time_limit, faults.kill, faults.power),
+        *(faults.cable, faults.controller, faults.slow_disk),
+    ]
+    metrics = trial.folder / "logs/many-faults/metrics.csv"
+    for number, fault in enumerate(draw.sample(kinds * 3, NUMBER)):
+        begun = time.time()
+
+        def trains(begun: float = begun) -> bool:
+            return metrics.exists() and metrics.stat().st_mtime > begun
+
+        wait_until(trains, f"it trains before fault {number + 1}", LIMIT)
+        time.sleep(draw.uniform(0, 6))
+        print(
+            f"fault {number + 1}: {fault.__name__}, {trial.steps('many-faults')} steps", flush=True
+        )
+        fault()
+    hurry = trial.folder / "hurry"
+    hurry.touch()
+    job.complete()
+    hurry.unlink()
+    trial.assert_same("many-faults", alone)
