@@ -161,6 +161,7 @@ def run_tests(project: Path, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # CI runs them from a wheel on every push
 def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
     run_tests(verb.PROJECT, tmp_path)
 
