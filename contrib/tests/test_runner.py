@@ -69,7 +69,7 @@ def test_a_run_finds_modules_where_the_program_does(
 
 
 def test_a_list_that_several_layers_append_to_is_whole() -> None:
-    """A later layer wins over an earlier one, but for what appends; names keep their order."""
+    """A later layer wins over an earlier one, and `key+` appends; names keep their order."""
     first = {"model.lr": 1, "trainer.callbacks+": [{"class_path": "own.A"}]}
     words = arguments_of(first, {"data.seed": 1, "model.lr": 2}, {"trainer.callbacks+": "own.B"})
     assert words == [

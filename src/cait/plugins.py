@@ -139,9 +139,9 @@ def _contributed() -> list[tuple[str, str]]:
 
     No folder counts if Python finds a package `contrib` of the user's own.
     """
-    root: Path | None = FOLDER.parents[2]
-    if IS_INSTALLED or not (FOLDER.parents[2] / "contrib").is_dir():
-        root = _folder_of("cait_contrib")
+    clone = FOLDER.parents[2]
+    is_clone = not IS_INSTALLED and (clone / "contrib").is_dir()
+    root = clone if is_clone else _folder_of("cait_contrib")
     if root is None:
         return []
     sys.path.append(str(root))  # processes that this one starts get it too

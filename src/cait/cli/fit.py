@@ -44,7 +44,7 @@ def resume(arguments: list[str], program: Program) -> None:
     folder, words = split_run("resume", words)
     with signature.only_own(trusted):
         line = continued(folder, words, program)
-    _, (_, continuing), *_ = line.layers
+    _, continuing = line.layers[1]  # what `continued` adds to the run's configuration
     if "ckpt_path" in continuing:
         # the processes that Lightning starts continue from the same one
         sys.argv += ["--ckpt_path", continuing["ckpt_path"]]

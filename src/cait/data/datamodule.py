@@ -244,8 +244,8 @@ class ImageNetDataModule(ReadsData, LightningDataModule):
             self.prepare_data()
         else:
             loops.keep_scored_images(self.trainer)
-        if self.trainer and stage == "fit":
-            self.share_batch(self.trainer)
+            if stage == "fit":
+                self.share_batch(self.trainer)
         self._check_names()
         train = self.source.train
         val = self.source.val

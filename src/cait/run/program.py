@@ -147,7 +147,7 @@ class Processes:
         return self._last_messages
 
     def _meet(self, cluster: ClusterEnvironment, word: str = "", error: str = "") -> list[Message]:
-        """What all processes say, of which this one goes on with a word or ends with an error."""
+        """What all processes say. This one says a word and goes on, or an error and ends."""
         from cait.run import meeting
 
         wait = meeting.LAST_WAIT if error else meeting.WAIT

@@ -205,10 +205,16 @@ class CaiTModule(ReadsData, LightningModule):
 
         A `configure_optimizers` of one's own adds what the subclass registers by itself.
         """
-        owner = self.loss if self.overrides("configure_optimizers") else self
+        owner: Any = self
+        if self.overrides("configure_optimizers"):
+            owner = self.loss
         parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
         others = {*self.model.parameters(), *self.val_metrics.parameters()}
-        learned = [p for p in parameters if p.requires_grad and p not in others]
+        learned = [
+            parameter
+            for parameter in parameters
+            if parameter.requires_grad and parameter not in others
+        ]
         return self.settings.build_optimizer(self.model, lr, learned)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster import LOGIN, call, wait_until
+from cluster import LOGIN, wait_until
 from trial import LIMIT, Job, Trial
 
 MACHINES = ("n1", "n2", "n3")
@@ -33,7 +33,7 @@ class Faults:
         self.job.wait_for_restart(restarts + 1)
 
     def requeue(self) -> None:
-        self.restarted_by(lambda: self.trial.on(LOGIN, "scontrol", "requeue", self.job.number))
+        self.restarted_by(self.job.requeue)
 
     def time_limit(self) -> None:
         signal = ("scancel", "--signal=USR1", self.job.number)
@@ -41,8 +41,7 @@ class Faults:
 
     def kill(self) -> None:
         machine = self.machine()
-        processes = self.trial.workers(machine)
-        self.restarted_by(lambda: self.trial.on(machine, "kill", "-KILL", *processes))
+        self.restarted_by(lambda: self.trial.kill(machine))
 
     def power(self) -> None:
         machine = self.machine()
@@ -50,20 +49,7 @@ class Faults:
         self.trial.cluster.on(machine)
 
     def cable(self) -> None:
-        machine = self.machine()
-        self.trial.cluster.unplug(machine)
-        time.sleep(5)
-        self.trial.cluster.plug(machine)
-
-    def controller(self) -> None:
-        self.trial.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
-        time.sleep(5)
-        self.trial.on(LOGIN, "slurmctld")
-
-    def slow_disk(self) -> None:
-        call("fsfreeze", "--freeze", self.trial.cluster.shared)
-        time.sleep(3)
-        call("fsfreeze", "--unfreeze", self.trial.cluster.shared)
+        self.trial.pull_cable(self.machine(), 5)
 
 
 def test_random_faults_in_one_run(trial: Trial, alone: str, request: pytest.FixtureRequest) -> None:
@@ -72,7 +58,7 @@ def test_random_faults_in_one_run(trial: Trial, alone: str, request: pytest.Fixt
     faults = Faults(trial, job, draw)
     kinds = [
         *(faults.requeue, faults.time_limit, faults.kill, faults.power),
-        *(faults.cable, faults.controller, faults.slow_disk),
+        *(faults.cable, trial.restart_slurmctld, trial.freeze_disk),
     ]
     metrics = trial.folder / "logs/many-faults/metrics.csv"
     for number, fault in enumerate(draw.sample(kinds * 3, NUMBER)):

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from cluster import CORES, LOGIN, call, wait_until
+from cluster import CORES, LOGIN, wait_until
 from harness import checkpoint, rows
 from trial import LIMIT, Job, Trial, images_by_step
 
@@ -32,7 +32,7 @@ def test_three_time_limits_in_a_row(trial: Trial, alone: str) -> None:
 def test_requeued_by_hand(trial: Trial, alone: str) -> None:
     job = trial.submit("requeued")
     trial.wait_for_steps("requeued", 20)
-    trial.on(LOGIN, "scontrol", "requeue", job.number)
+    job.requeue()
     job.wait_for_restart()
     job.complete()
     trial.assert_same("requeued", alone)
@@ -51,9 +51,7 @@ def test_makes_way_for_a_job_of_a_partition_of_higher_priority(trial: Trial, alo
 def test_slurmctld_restarts(trial: Trial, alone: str) -> None:
     job = trial.submit("no-controller")
     trial.wait_for_steps("no-controller", 20)
-    trial.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
-    time.sleep(5)
-    trial.on(LOGIN, "slurmctld")
+    trial.restart_slurmctld()
     job.complete()
     assert job["Restarts"] == "0"
     trial.assert_same("no-controller", alone)
@@ -67,7 +65,7 @@ def test_a_task_is_killed(machine: str, trial: Trial, alone: str) -> None:
     run = f"killed-on-{machine}"
     job = trial.submit(run, options="--nodelist=n1,n2")
     trial.wait_for_steps(run, 20)
-    trial.on(machine, "kill", "-KILL", *trial.workers(machine))
+    trial.kill(machine)
     job.wait_for_restart()
     job.complete()
     trial.assert_same(run, alone)
@@ -113,9 +111,7 @@ def test_a_cable_is_pulled_out_and_put_in_again(seconds: int, trial: Trial, alon
     run = f"no-cable-for-{seconds}-seconds"
     job = trial.submit(run)
     trial.wait_for_steps(run, 20)
-    trial.cluster.unplug("n2")
-    time.sleep(seconds)
-    trial.cluster.plug("n2")
+    trial.pull_cable("n2", seconds)
     job.complete()
     assert (job["Restarts"] == "0") == (seconds == 5)
     trial.assert_same(run, alone)
@@ -129,9 +125,7 @@ def test_the_shared_disk_is_slow(trial: Trial, alone: str) -> None:
     job = trial.submit("slow-disk")
     trial.wait_for_steps("slow-disk", 10)
     for _ in range(5):
-        call("fsfreeze", "--freeze", trial.cluster.shared)
-        time.sleep(3)
-        call("fsfreeze", "--unfreeze", trial.cluster.shared)
+        trial.freeze_disk()
         time.sleep(1)
     job.complete()
     assert job["Restarts"] == "0"

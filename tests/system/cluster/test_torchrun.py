@@ -71,7 +71,7 @@ def test_a_process_is_killed_and_torchrun_starts_all_again(trial: Trial, alone: 
     command = torchrun(next(PORTS), *fit("torn"), options=f"--nnodes 2 {RESTARTS}")
     jobs = start(trial, command, **NEW_STORE)
     trial.wait_for_steps("torn", 20)
-    trial.on("n2", "kill", "-KILL", *trial.workers("n2"))
+    trial.kill("n2")
     complete(jobs)
     trial.assert_same("torn", alone)
 
@@ -103,9 +103,7 @@ def test_a_machine_loses_power_and_comes_back(trial: Trial, alone: str) -> None:
 def test_a_cable_is_out_for_five_seconds(trial: Trial, alone: str) -> None:
     jobs = start(trial, torchrun(next(PORTS), *fit("no-cable")))
     trial.wait_for_steps("no-cable", 20)
-    trial.cluster.unplug("n2")
-    time.sleep(5)
-    trial.cluster.plug("n2")
+    trial.pull_cable("n2", 5)
     complete(jobs)
     trial.assert_same("no-cable", alone)
 

@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import LOGIN, REPO, Cluster, wait_until
+from cluster import LOGIN, REPO, Cluster, call, wait_until
 from harness import SMALL, rows
 from runs import assert_same
 
@@ -111,6 +112,25 @@ class Trial:
         command = self.cluster.command(machine, "pgrep", "--full", pattern)
         return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
+    def kill(self, machine: str) -> None:
+        self.on(machine, "kill", "-KILL", *self.workers(machine))
+
+    def pull_cable(self, machine: str, seconds: float) -> None:
+        self.cluster.unplug(machine)
+        time.sleep(seconds)
+        self.cluster.plug(machine)
+
+    def restart_slurmctld(self) -> None:
+        self.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
+        time.sleep(5)
+        self.on(LOGIN, "slurmctld")
+
+    def freeze_disk(self) -> None:
+        """Let all that is written to the shared disk wait for three seconds."""
+        call("fsfreeze", "--freeze", self.cluster.shared)
+        time.sleep(3)
+        call("fsfreeze", "--unfreeze", self.cluster.shared)
+
     def assert_same(self, run: str, other: str) -> None:
         """Two runs ended with the same weights, states and metrics, to the last bit."""
         assert_same(self.folder / "logs" / run, self.folder / "logs" / other)
@@ -150,6 +170,9 @@ class Job:
             return int(self["Restarts"]) >= number and self["JobState"] == "RUNNING"
 
         wait_until(has_restarted, f"job {self.number} has restarted {number} times", LIMIT)
+
+    def requeue(self) -> None:
+        self.trial.on(LOGIN, "scontrol", "requeue", self.number)
 
     def complete(self) -> None:
         """Wait until it has ended without an error."""

@@ -96,7 +96,7 @@ def test_a_validation_is_as_long_as_its_first_batches_say() -> None:
 
 
 class Loader:
-    """Ten batches, of which it has four ready."""
+    """It gives ten batches, and keeps four of them ready."""
 
     num_workers, prefetch_factor = 2, 2
 
