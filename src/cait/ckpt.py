@@ -31,6 +31,8 @@ MODULE = "module_class"
 """Key of the class of the run's module, and of those methods of its own that say what it answers."""
 VAL, VAL_EMA = "val", "val_ema"
 """What the metrics of the raw weights, and of their moving average, begin with."""
+FORMAT = 1
+"""Number of the keys of checkpoints and of config.yaml. It goes up when an older version would misread them."""
 State = dict[str, Any]
 """What a part of a run saves of itself, by name."""
 Checkpoint = State
@@ -45,6 +47,7 @@ FIELDS = {
     "module_class?": [str],
     "hyper_parameters?": dict,
     "callbacks?": dict,
+    "format?": int,
 }
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
@@ -84,6 +87,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             ) from error
         checkpoint["global_step"], checkpoint["state_dict"]
     disk.check_shape(checkpoint, FIELDS, path)
+    if checkpoint.get("format", FORMAT) > FORMAT:
+        raise UserError(f"{path} was saved by a later version, in a format of its own: update cait")
     if key := _data_key(checkpoint):
         disk.check_shape(checkpoint[key], DATA, path, key)
     return checkpoint

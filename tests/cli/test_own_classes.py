@@ -262,7 +262,7 @@ def test_fit_from_python_takes_a_class_or_its_path() -> None:
 
 def test_a_run_says_which_version_made_it() -> None:
     head = Path("logs/named/config.yaml").read_text().splitlines()[0]
-    assert head == f"# cait=={cait.__version__}"
+    assert head == f"# cait=={cait.__version__}, format 1"
     assert checkpoint(Path("logs/named"))["cait"] == cait.__version__
 
 

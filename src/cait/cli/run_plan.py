@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import nn
 
-from cait import __version__, disk, plugins, signature
+from cait import __version__, ckpt, disk, plugins, signature
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.run import rundir
@@ -42,7 +42,7 @@ class SaveConfig(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             self.guard.check()
-            text = f"# cait=={__version__}\n{self.text}"
+            text = f"# cait=={__version__}, format {ckpt.FORMAT}\n{self.text}"
             with disk.atomic_write(self.guard.folder / rundir.CONFIG) as beside:
                 beside.write_text(signature.signed(text), encoding="utf-8")
 

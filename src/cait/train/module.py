@@ -593,6 +593,7 @@ class CaiTModule(ReadsData, LightningModule):
         checkpoint[loops.STOP] = loops.waits_to_stop(self.trainer)
         checkpoint[ckpt.MODULE] = [name_of(type(self)), *self.overrides(*ANSWERS)]
         checkpoint["cait"] = __version__
+        checkpoint["format"] = ckpt.FORMAT
         # That of the last batch, counted from 0.
         checkpoint["epoch"] = position.epoch if position.batch else max(0, position.epoch - 1)
 
