@@ -62,7 +62,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(TOOLS) ## Run the tests of every part, in 5 to 8 minutes on 2 cores
+test: $(TOOLS) ## Run the fast tests (unit, oracle, law, cli, system, every extra), in 5 to 8 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-all
@@ -91,7 +91,7 @@ package: $(TOOLS) ## Build the wheels and the sdist in dist/, and try the wheel 
 	@$(BIN)/hatchling build
 	@cd contrib && ../$(BIN)/hatchling build -t wheel -d ../dist
 	@uvx twine@7.0.0 check --strict dist/*
-	@$(BIN)/python -m pytest -m '' tests/test_package.py
+	@$(BIN)/python -m pytest -m '' tests/system/test_package.py
 	@PACKAGE=$$(echo dist/cait_lightning-*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package constraints-dev.txt $(TORCH)
 	@scripts/try_package.sh .package/bin/cait
 

@@ -25,11 +25,11 @@ from report import REPO, file_name
 SECONDS = 500
 FUSED = "contrib/fused/tests/test_fused.py"
 TRAINING = (
-    ["tests/test_gpu.py"]
+    ["tests/system/test_gpu.py"]
     if all(map(importlib.util.find_spec, ("lightning", "docstring_parser")))
     else []
 )
-TESTS = [FUSED, "tests/model/test_cait.py", *TRAINING]
+TESTS = [FUSED, "tests/unit/model/test_cait.py", "tests/oracle/test_cait_timm.py", *TRAINING]
 BACKENDS = ["fused", "recompute", "reference"]
 
 

@@ -7,7 +7,7 @@ A fenced block of `bash` holds commands. The words after `bash`, which GitHub do
     ```bash small=DIR             run each command on what stands in for the reader's own, see docs/stand_ins.py
     ```bash epochs=7              training ends after so many epochs
     ```bash fails=2               each command must end with this exit code
-    ```sh                         leave them to a test of the page, as tests/test_extending.py
+    ```sh                         leave them to a test of the page, as tests/system/test_extending.py
     ```python file=my_net.py      write the block to a file for the commands that follow
 
 A skipped `make train` or `cait fit` is parsed with --print_config, which reads no data: every setting must exist.

@@ -1,10 +1,7 @@
 """A real browser."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubb
 """
 
 
-def drop(browser: Any, path: Path) -> None:
+def drop(browser, path):
     """Drop a file on the page."""
     chosen = browser.execute_script(CHOOSE)
     chosen.send_keys(str(path.resolve()))
@@ -30,7 +27,7 @@ def drop(browser: Any, path: Path) -> None:
 
 
 @contextmanager
-def started(profile: Path, width: int = 1440) -> Iterator[Any]:
+def started(profile, width=1440):
     """Chromium without a window, driven by selenium. Skips the test where it is not installed.
 
     Args:

@@ -3,7 +3,6 @@
 import signal
 import sys
 from contextvars import copy_context
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,14 @@ from cait.run.program import Program
 from contrib.runner import OUTPUT, arguments_of, failure, interruptible, train_run
 
 
-def other(folder: Path, code: str) -> Program:
+def other(folder, code):
     """A program that runs Python code in the place of `cait`."""
     script = folder / "other.py"
     script.write_text(code)
     return Program(script=str(script))
 
 
-def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
+def test_a_run_with_a_checkpoint_is_resumed(tmp_path):
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
     program = other(
@@ -37,9 +36,7 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert (folder / OUTPUT).read_text().splitlines()[1:] == [f"resume {folder} "]
 
 
-def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path, capsys):
     program = other(tmp_path, "import time; print('here', flush=True); time.sleep(600)")
     assert train_run(program, tmp_path, [], is_enough=(tmp_path / OUTPUT).read_text) is None  # type: ignore[arg-type]
     assert failure(tmp_path, -signal.SIGTERM) == "killed by signal 15"
@@ -53,9 +50,7 @@ def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(
     assert "The trials have saved; the same command continues them" in capsys.readouterr().err
 
 
-def test_a_run_finds_modules_where_the_program_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_finds_modules_where_the_program_does(tmp_path, monkeypatch):
     """`cait` has the current folder last on the path, if at all; `python -m cait` would have it first."""
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -68,7 +63,7 @@ def test_a_run_finds_modules_where_the_program_does(
         assert context.run(train_run, Program(), tmp_path, []) == 0
 
 
-def test_a_list_that_several_layers_append_to_is_whole() -> None:
+def test_a_list_that_several_layers_append_to_is_whole():
     """A later layer wins over an earlier one, and `key+` appends; names keep their order."""
     first = {"model.lr": 1, "trainer.callbacks+": [{"class_path": "own.A"}]}
     words = arguments_of(first, {"data.seed": 1, "model.lr": 2}, {"trainer.callbacks+": "own.B"})

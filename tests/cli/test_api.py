@@ -1,9 +1,9 @@
 """`cait.fit` where people call it: in a notebook, in a thread, and in a script on two processes."""
 
 import os
+import re
 import sys
 import textwrap
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -51,33 +51,25 @@ print("of", os.environ["LOCAL_RANK"], run.predict(IMAGE, top_k=1))
 
 
 @pytest.fixture
-def desk(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path, digits_root, monkeypatch):
     link_digits(tmp_path, digits_root)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["mine.py"])
     return tmp_path
 
 
-def outputs(desk: Path, *cells: str) -> list[str]:
+def outputs(desk, *cells):
     """What the cells of a notebook print and give, with the error that one ends in."""
     content = nbformat.v4.new_notebook()
-    for cell in cells:
-        content.cells.append(nbformat.v4.new_code_cell(textwrap.dedent(cell)))
+    content.cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells]
     resources = {"metadata": {"path": str(desk)}}
     client = NotebookClient(content, timeout=LIMIT, allow_errors=True, resources=resources)
     client.execute(env=environment())
-    printed = []
-    for cell in content.cells:
-        texts = []
-        for output in cell["outputs"]:
-            given = output.get("data", {}).get("text/plain", "")
-            texts += [output.get("text", given), output.get("evalue", "")]
-        printed.append("".join(texts))
-    return printed
+    return [str(cell["outputs"]) for cell in content.cells]
 
 
 @pytest.mark.slow
-def test_in_a_notebook(desk: Path) -> None:
+def test_in_a_notebook(desk):
     _, trained, answer, in_a_thread, resumed, two = outputs(
         desk,
         BEGIN,
@@ -103,16 +95,16 @@ def test_in_a_notebook(desk: Path) -> None:
     cait.fit(resume="here", settings={"trainer.max_epochs": 2})
     assert_same(desk / "logs/cell", desk / "logs/here")
     assert "epoch 1/1" in trained
-    assert "'probability'" in answer
-    assert answer in in_a_thread
+    [probability] = re.findall(r"'probability': [\d.]+", answer)
+    assert probability in in_a_thread
     assert "epoch 2/2" in resumed
     assert "['0', '1']" in resumed
-    assert two.endswith("a notebook takes --trainer.devices 1")
+    assert "a notebook takes --trainer.devices 1" in two
     assert not (desk / "logs/two").exists()
 
 
 @pytest.mark.slow
-def test_in_a_script_on_two_processes(desk: Path) -> None:
+def test_in_a_script_on_two_processes(desk):
     """Lightning starts the script again, with its own words, guarded by `if __name__ == ...` or not."""
     (desk / "mine.py").write_text(SCRIPT)
     for words in (["cut"], ["cut", "--resumes"]):

@@ -4,15 +4,12 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from harness import REPO, SMALL, call, ended, rows
+from harness import REPO, SMALL, call, checkpoint, ended, rows
 from PIL import Image, ImageOps
-from runs import assert_same
+from sklearn.metrics import accuracy_score, log_loss
 
 import cait
 from cait.cli.command import verbs
@@ -52,11 +49,6 @@ class configure_optimizers(cait.CaiTModule):
         return torch.optim.SGD(self.parameters(), lr=0.0, momentum=0.5)
 
 
-class Forgetful(cait.CaiTModule):
-    def configure_optimizers(self):
-        torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 class make_train_transform(cait.ImageNetDataModule):
     def make_train_transform(self):
         return transforms.Compose([count, transforms.Resize(self.img_size), transforms.PILToTensor()])
@@ -71,12 +63,13 @@ def count(image):
     with Path("counted").open("a") as file:
         file.write(".")
     return image
-
 """
 """A class for each row of the table in docs/extending.md, called as its method."""
 PLAIN = "nothing"
 MODULE = ["loss_of", "forward", "predict_step", "training_step", "configure_optimizers"]
 DATA = ["make_train_transform", "make_eval_transform"]
+ANSWERS = ["forward", "predict_step"]
+"""Those that change what the network answers."""
 BATCH = 64
 STEPS = 3
 RECIPE = [
@@ -86,27 +79,26 @@ RECIPE = [
     "--data.mixup=0",
     "--data.cutmix=0",
     "--model.drop_path_rate=0",
-    "--model.warmup_epochs=0",
     "--model.schedule=constant",
     "--trainer.max_epochs=1",
     f"--trainer.limit_train_batches={STEPS}",
     "--trainer.log_every_n_steps=1",
 ]
-STILL = [*RECIPE, "--model.lr=0"]
+STILL = [*RECIPE, "--model.warmup_epochs=0", "--model.lr=0"]
 """All such runs keep the weights that they begin with, so their figures can be compared."""
 VAL = "data/digits/val"
-IMAGE = f"{VAL}/7/0081.png"
+Predict = Callable[..., np.ndarray]
 overrides = pytest.mark.parametrize("name", MODULE + DATA)
 
 
-def test_the_page_lists_what_is_tried_here() -> None:
+def test_the_page_lists_what_is_tried_here():
     text = (REPO / "docs/extending.md").read_text()
     _, table = text.split("| method | gets | returns | used by |\n")
     listed = re.findall(r"^\| `(\w+)\(.*?\)` \|", table, re.MULTILINE)
     assert listed == [*MODULE, *DATA, "make_source"]
 
 
-def named(name: str) -> list[str]:
+def class_of(name):
     """The class that overrides a method, as a setting."""
     if name == PLAIN:
         return []
@@ -115,7 +107,7 @@ def named(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def desk(place: Path) -> Path:
+def desk(place):
     """The digits, the same mirrored, and the classes."""
     (place / "overriding.py").write_text(PARTS)
     for path in (place / VAL).rglob("*.png"):
@@ -126,209 +118,161 @@ def desk(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(desk: Path) -> Callable[[str], Path]:
+def run(desk):
     """The folder of a run that overrides a method."""
-    return functools.cache(lambda name: ended(desk, name, [*STILL, *named(name)]))
+    return functools.cache(lambda name: ended(desk, name, [*STILL, *class_of(name)]))
 
 
 @pytest.fixture(scope="module")
-def predicted(desk: Path, run: Callable[[str], Path]) -> Callable[..., np.ndarray]:
+def predicted(desk, run):
     """What `cait predict` says of a folder's images: probabilities [N, 10]."""
 
-    def predict(name: str, images: str = VAL) -> np.ndarray:
+    def predict(name, images=VAL):
         run(name)
         done = call(desk, "predict", name, images, "--top_k=10", "--format=jsonl")
         assert done.returncode == 0, done.stderr
-        probabilities = np.zeros((len(done.stdout.splitlines()), 10))
-        for row, line in zip(probabilities, done.stdout.splitlines(), strict=True):
-            for answer in json.loads(line)["predictions"]:
-                row[answer["index"]] = answer["probability"]
-        return probabilities
+        probabilities = []
+        for line in done.stdout.splitlines():
+            answers = json.loads(line)["predictions"]
+            by_class = {answer["index"]: answer["probability"] for answer in answers}
+            probabilities.append([by_class[index] for index in range(10)])
+        return np.array(probabilities)
 
     return functools.cache(predict)
 
 
-def figures(run: Path) -> dict[str, np.ndarray]:
-    """What a run has logged, by name."""
-    logged: dict[str, list[float]] = {}
-    for row in rows(run):
-        for name, value in row.items():
-            if value:
-                logged.setdefault(name, []).append(float(value))
-    return {name: np.array(values) for name, values in logged.items()}
-
-
-def expected(name: str, predicted: Callable[..., np.ndarray]) -> np.ndarray:
+def expected(name, predicted):
     """The probabilities that a run has to give, from those of a run that overrides nothing."""
-    if name in ("forward", "predict_step"):
+    if name in ANSWERS:
         return np.roll(predicted(PLAIN), 1, axis=1)
     return predicted(PLAIN, "mirrored" if name == "make_eval_transform" else VAL)
 
 
+def logged(run, figure):
+    return np.array([float(row[figure]) for row in rows(run) if row[figure]])
+
+
 @overrides
-def test_fit(name: str, desk: Path, run: Any, predicted: Any) -> None:
-    plain = figures(run(PLAIN))
-    (desk / "counted").unlink(missing_ok=True)
-    ours = figures(run(name))
-    if name == "training_step":
-        assert ours.keys() == plain.keys() - {"train/loss", "train/acc1", "lr"}
+def test_training_uses_it(name, run):
+    plain, ours = rows(run(PLAIN))[0], rows(run(name))[0]
+    steps = {"train/loss", "train/grad_norm"}
+    if name == "training_step":  # which logs what it wants
+        assert plain.keys() - ours.keys() == {"train/loss", "train/acc1", "lr"}
+        steps = {"train/grad_norm"}
     else:
-        assert ours.keys() == plain.keys()
-    if name in ("loss_of", "training_step"):
-        plain["train/grad_norm"] *= 4
-        plain["train/loss"] *= 4
-    if name == "make_train_transform":
-        assert len((desk / "counted").read_text()) == STEPS * BATCH
-    if name == "configure_optimizers":
-        optimizer = torch.load(run(name) / "checkpoints/last.ckpt")["optimizer_states"][0]
-        assert optimizer["param_groups"][0]["momentum"] == 0.5
-    changes_steps = name in ("forward", "make_train_transform")
-    for figure, values in ours.items():
-        if figure in ("train/loss", "train/grad_norm") and changes_steps:
-            assert not np.allclose(values, plain[figure]), figure
-        elif not figure.startswith("val") and not changes_steps:
-            np.testing.assert_allclose(values, plain[figure], rtol=1e-5, err_msg=figure)
+        assert plain.keys() == ours.keys()
+    factor = 4 if name in ("loss_of", "training_step") else 1
+    for figure in steps:
+        values, plain_values = logged(run(name), figure), logged(run(PLAIN), figure)
+        if name in ("forward", "make_train_transform"):
+            assert not np.allclose(values, plain_values)
+        else:
+            np.testing.assert_allclose(values, factor * plain_values, rtol=1e-5)
+
+
+@overrides
+def test_validation_uses_it(name, desk, run, predicted):
     # a predict_step does not validate
     probabilities = predicted(PLAIN) if name == "predict_step" else expected(name, predicted)
-    labels = np.repeat(np.arange(10), [len([*path.iterdir()]) for path in classes(desk)])
-    loss = -np.log(probabilities[np.arange(len(labels)), labels]).mean()
-    assert ours["val/loss"] == pytest.approx([loss], rel=1e-4)
-    assert ours["val/acc1"] == pytest.approx([100 * (probabilities.argmax(1) == labels).mean()])
-
-
-def classes(desk: Path) -> list[Path]:
-    return sorted((desk / VAL).iterdir())
-
-
-@pytest.mark.slow
-@overrides
-def test_eval(name: str, desk: Path, run: Any) -> None:
-    logged = figures(run(name))
-    done = call(desk, "eval", name, "--data.num_workers=0")
-    assert done.returncode == 0, done.stderr
-    scores = json.loads((run(name) / "evaluation.json").read_text())["raw"]
-    for figure in ("loss", "acc1", "acc5"):
-        assert scores[figure] == pytest.approx(logged[f"val/{figure}"][-1], rel=1e-5)
-    assert ("predict_step is for `predict`" in done.stderr + done.stdout) is (
-        name == "predict_step"
-    )
+    labels = [int(path.parent.name) for path in sorted((desk / VAL).glob("*/*"))]
+    accuracy = 100 * accuracy_score(labels, probabilities.argmax(1))
+    assert logged(run(name), "val/loss") == pytest.approx(log_loss(labels, probabilities), rel=1e-4)
+    assert logged(run(name), "val/acc1") == pytest.approx(accuracy)
 
 
 @overrides
-def test_predict_and_load(
-    name: str, desk: Path, run: Any, predicted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_and_load_use_it(name, desk, run, predicted, monkeypatch):
     probabilities = expected(name, predicted)
     np.testing.assert_allclose(predicted(name), probabilities, atol=1e-6)
     monkeypatch.chdir(desk)
     monkeypatch.syspath_prepend(desk)
-    (best, *_) = cait.load(run(name)).predict(
-        f"{VAL}/0/{sorted(classes(desk)[0].iterdir())[0].name}"
-    )
+    first = min((desk / VAL).glob("*/*"))
+    best = cait.load(run(name)).predict(first)[0]
     assert best["index"] == probabilities[0].argmax()
     assert best["probability"] == pytest.approx(probabilities[0].max(), abs=1e-6)
 
 
-def test_no_optimizer_is_a_line(desk: Path) -> None:
-    done = call(desk, "fit", *STILL, "--module=overriding:Forgetful", "--run_name=forgetful")
-    assert done.returncode == 2
-    assert "configure_optimizers of Forgetful gives no optimizer" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_each_image_passes_through_the_transform(desk, run):
+    run("make_train_transform")
+    assert len((desk / "counted").read_text()) == STEPS * BATCH
 
 
-def test_the_screen_names_ones_own_optimizer(desk: Path) -> None:
-    words = [*named("configure_optimizers"), "--model.lr_base_size=512", "--run_name=screen"]
+def test_the_optimizer_trains_is_saved_and_stands_on_the_screen(desk):
+    words = [*class_of("configure_optimizers"), "--model.lr_base_size=512", "--run_name=screen"]
     done = call(desk, "fit", *RECIPE, *words, "--model.warmup_epochs=3")
     assert done.returncode == 0, done.stderr
     assert "optimizer SGD of configure_optimizers, weight decay 0\n" in done.stdout
     assert "length    1 epochs, 3 steps; peak learning rate 0\n" in done.stdout
     assert "warm-up" not in done.stdout
+    [optimizer] = checkpoint(desk / "logs/screen")["optimizer_states"]
+    assert optimizer["param_groups"][0]["momentum"] == 0.5
 
 
 @pytest.mark.slow
 @overrides
-def test_resume(name: str, desk: Path) -> None:
-    """As `kill_and_resume`, in epochs."""
-    recipe = [*RECIPE, *named(name), "--model.lr=1e-3"]
-    whole = ended(desk, f"{name}-whole", [*recipe, "--trainer.max_epochs=2"])
-    ended(desk, f"{name}-cut", recipe)
-    done = call(desk, "resume", f"{name}-cut", "--trainer.max_epochs=2")
-    assert done.returncode == 0, done.stderr
-    assert_same(desk / f"logs/{name}-cut", whole)
+def test_eval_uses_it(name, desk, run):
+    ask(desk, "eval", run(name), "--data.num_workers=0")
+    scores = json.loads((run(name) / "evaluation.json").read_text())["raw"]
+    for figure in ("loss", "acc1", "acc5"):
+        assert scores[figure] == pytest.approx(logged(run(name), f"val/{figure}")[-1], rel=1e-5)
 
 
-def ask(desk: Path, verb: str, *words: str) -> str:
-    """What an extra's verb prints."""
+def ask(desk, verb, run, *words):
+    """What a verb prints, maybe an extra's."""
     if verb not in verbs():
         pytest.skip("the verb of an extra that was removed")
-    done = call(desk, verb, *words)
+    done = call(desk, verb, run.name, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-def left_out(name: str) -> str:
-    """The line of a verb that takes the network alone; empty if it takes all of the run."""
-    is_left_out = name in ("forward", "predict_step")
-    return f"this is the network alone, without {name} of {name}" if is_left_out else "\0"
+SAYS = [
+    ("eval", "predict_step is for `predict`", ["predict_step"]),
+    ("features", "this is the network alone, without", ANSWERS),
+    ("visualize", "this is the network alone, without", ANSWERS),
+    ("export", "this is the network alone, without", ANSWERS),
+    ("export", "the file does not say how images are prepared", ["make_eval_transform"]),
+    ("card", "cait.load", ANSWERS),
+    ("card", "In place of `transform` take that of", ["make_eval_transform"]),
+]
+"""What a verb prints, or writes on a card, of some of the methods, and of no other."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "line", "names"), SAYS)
+@overrides
+def test_a_verb_says_what_it_leaves_out(verb, line, names, name, desk, run):
+    if verb == "card":
+        ask(desk, "eval", run(name))
+    words = [f"--images={VAL}", f"--output=of-{name}.npz"] if verb == "features" else []
+    printed = ask(desk, verb, run(name), *words)
+    if verb == "card":
+        printed = (run(name) / "card/README.md").read_text()
+    assert (line in printed) == (name in names)
+    if line.endswith("without") and name in names:
+        assert f"{line} {name} of {name}" in printed
+
+
+@pytest.mark.slow
+def test_features_are_those_of_transformed_images(desk, run):
+    ask(desk, "features", run(PLAIN), "--images=mirrored", "--output=plain.npz")
+    ask(desk, "features", run("make_eval_transform"), f"--images={VAL}", "--output=ours.npz")
+    plain, ours = np.load(desk / "plain.npz"), np.load(desk / "ours.npz")
+    np.testing.assert_allclose(ours["features"], plain["features"], atol=1e-5)
 
 
 @pytest.mark.slow
 @overrides
-def test_features(name: str, desk: Path, run: Any) -> None:
-    def taken(name: str, images: str) -> tuple[str, np.ndarray]:
-        run(name)
-        file = f"{name}-{images.replace('/', '-')}.npz"
-        words = (name, f"--images={images}", f"--output={file}")
-        (desk / file).unlink(missing_ok=True)
-        return ask(desk, "features", *words), np.load(desk / file)["features"]
-
-    printed, features = taken(name, VAL)
-    _, plain = taken(PLAIN, "mirrored" if name == "make_eval_transform" else VAL)
-    np.testing.assert_allclose(features, plain, atol=1e-5)
-    assert (left_out(name) in printed) is (name in ("forward", "predict_step"))
+def test_visualize_uses_it(name, desk, run, predicted):
+    image = min((desk / VAL).glob("*/*"))
+    printed = ask(desk, "visualize", run(name), f"--images={image}", "--no_validation")
+    best = predicted(name)[0]
+    assert f"0-{image.name}  {best.argmax()} {best.max():.1%}" in printed
 
 
 @pytest.mark.slow
 @overrides
-def test_export(name: str, desk: Path, run: Any) -> None:
-    run(PLAIN)
-    ask(desk, "export", PLAIN)
-    printed = ask(desk, "export", run(name).name)
-    weights = "export/timm/model.safetensors"
-    assert (run(name) / weights).read_bytes()[-1000:] == (run(PLAIN) / weights).read_bytes()[-1000:]
-    assert (left_out(name) in printed) is (name in ("forward", "predict_step"))
-    says_transform = "the file does not say how images are prepared" in printed
-    assert says_transform is (name == "make_eval_transform")
-
-
-@pytest.mark.slow
-@overrides
-def test_visualize(name: str, desk: Path, run: Any, predicted: Any) -> None:
-    run(name)
-    printed = ask(desk, "visualize", name, f"--images={IMAGE}", "--no_validation")
-    row = [*(path for folder in classes(desk) for path in sorted(folder.iterdir()))].index(
-        desk / IMAGE
-    )
-    best = predicted(name)[row]
-    assert f"7-0081.png  {best.argmax()} {best.max():.1%}" in printed
-    assert (left_out(name) in printed) is (name in ("forward", "predict_step"))
-
-
-@pytest.mark.slow
-@overrides
-def test_card(name: str, desk: Path, run: Any) -> None:
-    call(desk, "eval", run(name).name, "--data.num_workers=0")
-    ask(desk, "card", name)
-    card = (run(name) / "card/README.md").read_text()
-    answers_otherwise = name in ("forward", "predict_step")
-    assert ("cait.load" in card) is answers_otherwise
-    assert ("In place of `transform` take that of" in card) is (name == "make_eval_transform")
-
-
-@pytest.mark.slow
-@overrides
-def test_replay(name: str, desk: Path, run: Any) -> None:
-    run(name)
-    printed = ask(desk, "replay", name, "--step=1")
+def test_replay_uses_it(name, desk, run):
+    printed = ask(desk, "replay", run(name), "--step=1")
     assert "not logged" not in printed
     assert printed.count("same") == (1 if name == "training_step" else 4)

@@ -1,279 +1,186 @@
-"""Classes of the user's own that a run names, and `cait.fit`, which takes them as objects."""
+"""Classes of the user's own that a run names or a script hands over, and `cait.fit`, which takes them as objects."""
 
-import contextlib
+import importlib
+import json
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from harness import REPO, SMALL, checkpoint
+from harness import REPO, SMALL, call, checkpoint, in_folder, link_digits, rows, script, slow
 from same import same
 
-import cait
+import cait as package
 import cait_lightning
-from cait import plugins, references, signature
+from cait import plugins, references
 from cait.cli import main
-from cait.errors import UserError
+from cait.cli.command import verbs
 
-PARTS = '''
+MINE = '''
 import cait
+import torch
+from cait.cli import main
 
 class Module(cait.CaiTModule):
-    """A loss of its own."""
+    """A figure of its own."""
 
-    def __init__(self, factor: float = 2.0, **settings):
+    def __init__(self, answer: int = 41, **settings):
         """
         Args:
-            factor: of the loss.
+            answer: to everything.
         """
         super().__init__(**settings)
-        self.save_hyperparameters("factor")
+        self.save_hyperparameters("answer")
         plain = self.loss
-        self.loss = lambda logits, targets: plain(logits, targets)
+        self.loss = lambda logits, targets: plain(logits, targets)  # which no file could hold
 
-    def loss_of(self, logits, targets):
-        return self.hparams["factor"] * super().loss_of(logits, targets)
-
-class Other(Module):
-    pass
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.log("val/answer", torch.tensor(self.hparams["answer"] + self.current_epoch / 4))
 
 class Data(cait.ImageNetDataModule):
     pass
+
+if __name__ == "__main__":
+    main(module=Module, data=Data)
 '''
 SHORT = [
-    "--trainer.max_epochs=1",
-    "--trainer.limit_train_batches=3",
+    "--trainer.limit_train_batches=2",
     "--trainer.limit_val_batches=1",
+    "--trainer.log_every_n_steps=1",
+    "--data.num_workers=0",
 ]
+IMAGE = "data/digits/val/7/0081.png"
+Verb = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    """A folder with the run `logs/named`, which names its classes."""
-    desk = tmp_path_factory.mktemp("desk")
-    (desk / "data").mkdir()
-    (desk / "data/digits").symlink_to(digits_root)
-    (desk / "grove.py").write_text(PARTS)
-    (desk / "classes.yaml").write_text("module: grove:Module\ndata_module: grove:Data\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(desk)
-        patch.syspath_prepend(desk)
-        patch.setattr(sys, "argv", ["cait"])
-        main(
-            ["fit", *SMALL, *SHORT, "--config=classes.yaml", "--model.factor=3", "--run_name=named"]
-        )
-    return desk
+@pytest.fixture
+def desk(tmp_path, digits_root):
+    """A folder with the digits and the classes."""
+    link_digits(tmp_path, digits_root)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "classes.yaml").write_text("module: mine:Module\ndata_module: mine:Data\n")
+    return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def at_the_desk(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(desk)
-    monkeypatch.syspath_prepend(desk)
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    yield
-    sys.modules.pop("grove", None)
+def by_name(desk, *words):
+    named = ["--config=classes.yaml"] if words[0] == "fit" else []  # the run says it then
+    done = call(desk, *words, *named)
+    assert done.returncode == 0, done.stderr
 
 
-def test_every_verb_finds_the_classes_by_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    config = yaml.safe_load(Path("logs/named/config.yaml").read_text())
-    assert (config["module"], config["data_module"]) == ("grove:Module", "grove:Data")
-    main(["resume", "named", "--trainer.max_epochs=2"])
-    assert checkpoint(Path("logs/named"))["hyper_parameters"]["factor"] == 3
-    main(["eval", "named", "--trainer.limit_val_batches=1"])
-    main(["predict", "named", "data/digits/val/7/0081.png"])
-    assert "0081.png" in capsys.readouterr().out
-    loaded = cait.load("logs/named")
-    assert type(loaded).__qualname__ == "Module"
-    assert loaded.hparams["factor"] == 3
+def by_script(desk, *words):
+    with in_folder(desk) as patch:
+        patch.setattr(sys, "argv", ["mine.py"])
+        mine = importlib.import_module("mine")
+        main([*words], module=mine.Module, data=mine.Data)
 
 
-def test_help_lists_the_settings_of_ones_own_class(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", "--module=grove:Module", "--help"])
-    assert "--model.factor" in capsys.readouterr().out
+def by_script_of_two_processes(desk, *words):
+    """Lightning starts the second one as `python mine.py fit ...` too."""
+    if words[0] != "fit":
+        by_script(desk, *words)
+        return
+    done = script("mine.py", desk, *words, "--trainer.devices=2")
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        ("--module=grove:Data", "grove:Data is no subclass of cait.CaiTModule"),
-        ("--data_module=grove:Module", "grove:Module is no subclass of cait.ImageNetDataModule"),
-        ("--module=grove:Modul", "grove has no 'Modul'; did you mean Module?"),
-        ("--module=grove.Module", "cannot import 'grove.Module': write it as package.module:name"),
-    ],
-)
-def test_what_is_no_such_class_is_refused(
-    word: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["fit", *SMALL, word, "--run_name=refused"])
-    assert line in capsys.readouterr().err
-    assert not Path("logs/refused").exists()
+@pytest.mark.parametrize("verb", [by_name, *slow(by_script, by_script_of_two_processes)])
+def test_a_module_and_data_of_ones_own_have_every_verb(verb, desk):
+    best = ["--best_metric=val/answer", "--best_mode=min"]
+    settings = ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", *best]
+    verb(desk, "fit", *SMALL, *SHORT, *settings, "--run_name=mine")
+    one = ["--trainer.devices=1", "--data.check_resume=false"]
+    verb(desk, "resume", "mine", "--trainer.max_epochs=2", *one)
+    run = desk / "logs/mine"
+    assert checkpoint(run)["global_step"] == 4
+    answers = [row["val/answer"] for row in rows(run) if row["val/answer"]]
+    assert answers == ["42.0", "42.25"]
+    # the smaller one
+    assert torch.load(run / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
+    verb(desk, "predict", "mine", IMAGE, "--output=predictions.csv")
+    assert IMAGE in (desk / "predictions.csv").read_text()
+    if "export" in verbs():
+        verb(desk, "export", "mine")
+        assert (run / "export/timm/model.safetensors").is_file()
+    # The run names its classes, so the command finds them without the script.
+    scored = call(desk, "eval", "mine", "--trainer.devices=1")
+    assert re.search(r"answer +│ +42\.0000 +│", scored.stdout)
+    scores = json.loads((run / "evaluation.json").read_text())
+    assert scores["raw"]["answer"] == 42
+    assert scores["class_names"] == [*"0123456789"]
+    if verb is not by_script_of_two_processes:  # there the best is of a class in __main__
+        with in_folder(desk):
+            loaded = package.load("mine")
+        assert type(loaded).__qualname__ == "Module"
+        assert loaded.hparams["answer"] == 42
 
 
-def test_another_class_does_not_go_on_with_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["resume", "named", "--module=grove:Other", "--trainer.max_epochs=3"])
-    assert "the run's module is grove:Module" in capsys.readouterr().err
+def test_another_class_of_data_goes_on_if_it_is_told_to(desk, trained):
+    """Lightning looks for the class's own name, and would pass over another's part in silence."""
+    shutil.copytree(trained, desk / "logs/mine")
+    other = ["--data_module=mine:Data", "--data.check_resume=false"]
+    by_name(desk, "resume", "mine", "--trainer.max_epochs=2", *other)
+    assert checkpoint(desk / "logs/mine")["global_step"] == 12
+    first = ["--data_module=cait:ImageNetDataModule", "--data.check_resume=true"]
+    refused = call(desk, "resume", "mine", "--trainer.max_epochs=3", *first)
+    assert refused.returncode == 2
+    assert "class of the data module was Data, is ImageNetDataModule" in refused.stderr
 
 
-def typed(*words: str) -> None:
-    """Start `main` as the process of `sys.argv[0]` with these words."""
-    sys.argv[1:] = words
-    with contextlib.suppress(SystemExit):
-        copy_context().run(main, data=cait.ImageNetDataModule)
+def test_fit_from_python_is_the_verb(desk):
+    """The same bits, the same folder, and the best network comes back, of a class or the path of one."""
+    config, words = SMALL[1], [*SMALL[2:], *SHORT, "--trainer.max_epochs=1", "--model.answer=3"]
+    settings = dict(word.removeprefix("--").split("=") for word in words)
+    by_name(desk, "fit", f"--config={config}", *words, "--run_name=typed")
+    typed = checkpoint(desk / "logs/typed")
+    with in_folder(desk) as patch:
+        patch.setattr(sys, "argv", ["my_script.py", "word"])
+        mine = importlib.import_module("mine")
+        for name, module in {"by_class": mine.Module, "by_path": "mine:Module"}.items():
+            run = package.fit(
+                config=[config], settings=settings, run_name=name, module=module, data=mine.Data
+            )
+            assert type(run) is mine.Module
+            assert run.predict(IMAGE) == package.load("typed").predict(IMAGE)
+            called = checkpoint(Path("logs", name))
+            for part in ("hyper_parameters", "state_dict", "optimizer_states", "lr_schedulers"):
+                assert same(called[part], typed[part]), part
+        package.fit(resume="by_path", settings={"trainer.max_epochs": 2})
+        assert checkpoint(Path("logs/by_path"))["global_step"] == 4
+        assert sys.argv == ["my_script.py", "word"]
 
 
-def test_a_console_script_of_ones_own_is_named_as_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CAIT_MAKE", raising=False)
-    script = tmp_path / "leafnet"
-    script.touch()
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    typed("fit", "--help")
-    assert "usage: leafnet fit " in capsys.readouterr().out
-    for words in ([], ["eval"], ["resume"], ["predict"]):
-        typed(*words, "--help")
-        shown = capsys.readouterr().out
-        assert f"usage: leafnet {words[0] if words else 'VERB'}" in shown
-        assert "cait " not in shown
-    typed("resume")
-    assert "leafnet: error: which run? `leafnet resume NAME`" in capsys.readouterr().err
-    typed("fit", *SMALL, "--run_name=named")
-    told = "leafnet: error: logs/named holds a run: go on with `leafnet resume named` or"
-    assert told in capsys.readouterr().err
-    typed("predict", "named")
-    assert "`leafnet predict --help` lists what there is" in capsys.readouterr().err
+def test_a_script_is_named_as_it_is_started(desk, trained, capfd):
+    shutil.copytree(trained, desk / "logs/mine")
+    words = ["fit", "--config=digits.yaml", "--run_name=mine"]
+    with in_folder(desk) as patch:
+        patch.setattr(sys, "argv", ["mine.py"])
+        with pytest.raises(SystemExit, match="2"):
+            main(words, data=package.ImageNetDataModule)
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("cait: error: logs/mine holds a run: ")
+    assert "`python mine.py resume mine`" in line
 
 
-def test_a_file_of_code_and_a_program_around_are_named_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CAIT_MAKE", raising=False)
-    script = tmp_path / "mine.py"
-    script.touch()
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    typed("fit", *SMALL, "--run_name=named")
-    told = f"cait: error: logs/named holds a run: go on with `python {script} resume named` or"
-    assert told in capsys.readouterr().err
-    around = tmp_path / "pytest"
-    around.touch()
-    monkeypatch.setattr(sys, "argv", [str(around), "tests"])
+def test_a_program_around_is_not_what_is_typed(tmp_path, monkeypatch, capsys):
+    program = tmp_path / "pytest"
+    program.touch()
+    monkeypatch.setattr(sys, "argv", [str(program), "tests"])
     with pytest.raises(SystemExit, match="2"):
         copy_context().run(main, ["resume", "absent"])
-    assert "cait: error: there is no run logs/absent" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("cait: error: ")
 
 
-def test_a_strangers_class_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    sys.modules.pop("grove", None)
-    for arguments in (
-        ["resume", "named"],
-        ["eval", "named"],
-        ["predict", "named", "data/digits/val/7"],
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main(arguments)
-        assert signature.REMEDY in capsys.readouterr().err
-        assert "grove" not in sys.modules
-
-
-def test_the_project_in_the_working_folder_needs_no_trust(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a package in src/ defines, beside pyproject.toml; what it imports or lies elsewhere in the folder asks."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    names = ["grove.module:Module", "grove.parts.Announce"]
-    for name in names:
-        assert not signature.is_of_project(name)
-    Path("src/grove").mkdir(parents=True)
-    Path("src/grove/__init__.py").touch()
-    Path("src/grove/module.py").write_text(PARTS)
-    parts = "from os import system\n\nimport grove.module as near\n\nkill = system\nscore = dict(beta=2)\n"
-    parts += "\n\nclass Announce:\n    class Inner: ...\n\n    def method(self): ...\n\n\ndef loss(): ...\n"
-    Path("src/grove/parts.py").write_text(parts)
-    assert not signature.is_of_project(names[0])
-    Path("pyproject.toml").touch()
-    for name in names:
-        assert signature.is_of_project(name)
-        signature.check_code(Path("it"), {"metrics": [name]}, None)
-    for name in ("logs.grove:x", "logs.run.evil:x", "os:system", "grove; x", "data.data_dir grove"):
-        assert not signature.is_of_project(name)
-    for name in ("loss", "score"):
-        assert signature.is_of_project(f"grove.parts:{name}")
-    for name in ("grove.parts:os.system", "grove.parts.os.system", "grove.absent:x"):
-        assert not signature.is_of_project(name)
-    for name in (
-        "system",
-        "near",
-        "kill",
-        "Inner",
-        "method",
-        "Announc",
-        "cait",
-    ):  # imported, or not there
-        assert not signature.is_of_project(f"grove.parts:{name}")
-        assert not signature.is_of_project(f"grove.parts.{name}")
-    monkeypatch.chdir(REPO)  # a clone, whose every function a stranger could name else
-    for name in ("cait.disk:remove", "cait.disk:os.abort", "cait.disk.remove"):
-        assert not signature.is_of_project(name)
-
-
-def test_fit_from_python_is_the_verb() -> None:
-    """The same bits, the same folder, and the best network comes back."""
-    main(["fit", *SMALL, *SHORT, "--run_name=typed"])
-    settings = dict(word.removeprefix("--").split("=") for word in [*SMALL[2:], *SHORT])
-    run = cait.fit(config=[SMALL[1]], settings=settings, run_name="called")
-    typed = torch.load("logs/typed/checkpoints/last.ckpt", weights_only=True)
-    called = torch.load("logs/called/checkpoints/last.ckpt", weights_only=True)
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-        assert same(typed[part], called[part])
-    assert run.predict("data/digits/val/7/0081.png") == cait.load("logs/typed").predict(
-        "data/digits/val/7/0081.png"
-    )
-    words = sys.argv.copy()
-    again = cait.fit(resume="called", settings={"trainer.max_epochs": 2})
-    assert sys.argv == words  # those of the caller's own script
-    assert checkpoint(Path("logs/called"))["global_step"] == 2 * called["global_step"]
-    assert again.class_names == [str(digit) for digit in range(10)]
-    with pytest.raises(UserError, match="there is no setting"):
-        cait.fit(config=[SMALL[1]], settings={"model.lrr": 1})
-
-
-def test_fit_from_python_takes_a_class_or_its_path() -> None:
-    import grove
-
-    settings = dict(word.removeprefix("--").split("=") for word in [*SMALL[2:], *SHORT])
-    settings["model.factor"] = "3"
-    for name, module in (("by_class", grove.Module), ("by_path", "grove:Module")):
-        run = cait.fit(config=[SMALL[1]], settings=settings, run_name=name, module=module)
-        assert type(run) is grove.Module
-    ours = checkpoint(Path("logs/by_class"))["state_dict"]
-    assert same(ours, checkpoint(Path("logs/by_path"))["state_dict"])
-
-
-def test_a_run_says_which_version_made_it() -> None:
-    head = Path("logs/named/config.yaml").read_text().splitlines()[0]
-    assert head == f"# cait=={cait.__version__}, format 1"
-    assert checkpoint(Path("logs/named"))["cait"] == cait.__version__
-
-
-def test_a_broken_extra_of_a_package_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_extra_of_a_package_is_left_out(tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
-    folder = tmp_path / "broken-1.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Name: broken\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nbroken = broken\n")
+    add_package(tmp_path, "broken")
+    entry_points = tmp_path / "broken-1.3.0.dist-info/entry_points.txt"
+    entry_points.write_text(f"[{plugins.GROUP}]\nbroken = broken\n")
     monkeypatch.syspath_prepend(tmp_path)
     plugins.extras.cache_clear()
     try:
@@ -284,27 +191,31 @@ def test_a_broken_extra_of_a_package_is_left_out(
         plugins.extras.cache_clear()
 
 
-def test_another_projects_cait_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def add_package(folder, name):
+    """What pip leaves of an installed package."""
+    info = folder / f"{name}-1.3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.3.0\n")
+
+
+def test_another_projects_cait_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["cait", "--version"])
     cait_lightning.main()
-    assert re.match(r"cait \d+\.\d+\.\d+ ", capsys.readouterr().out)
-    folder = tmp_path / "cait-1.3.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Name: cait\nVersion: 1.3.0\n")
+    assert capsys.readouterr().out.startswith(f"cait {package.__version__} ")
+    add_package(tmp_path, "cait")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         cait_lightning.main()
     assert "the package cait 1.3.0 is another project" in capsys.readouterr().err
 
 
-def test_a_class_has_the_name_by_which_it_is_imported() -> None:
-    assert references.name_of(cait.CaiTModule) == "cait.train.module:CaiTModule"
-    assert references.locate(references.name_of(cait.CaiTModule)) is cait.CaiTModule
+def test_a_class_has_the_name_by_which_it_is_imported():
+    name = references.name_of(package.CaiTModule)
+    assert name == "cait.train.module:CaiTModule"
+    assert references.locate(name) is package.CaiTModule
     assert (REPO / "src/cait/py.typed").is_file()
 
-    class Local(cait.CaiTModule):
+    class Local(package.CaiTModule):
         pass
 
     assert not references.is_path(references.name_of(Local))

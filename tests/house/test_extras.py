@@ -1,7 +1,6 @@
 """Extras are folders that one deletes: the core works with any of them and with none, and names none."""
 
-import ast
-import functools
+import importlib
 import os
 import re
 import shutil
@@ -11,175 +10,82 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from harness import LIMIT, REPO, environment, link_digits, rows, start
+from harness import SMALL as QUICK
 from runs import wait_for_steps
+from source_files import CORE, FILES, SOURCE, strings
 
 from cait import plugins
 
-SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
 CONTRIB = sorted(path.parent.name for path in REPO.glob("contrib/*/__init__.py"))
-CORE = [
-    path
-    for path in SOURCE.rglob("*.py")
-    if not path.is_relative_to(SOURCE / "extras") and "tests" not in path.relative_to(SOURCE).parts
-]
-SMALL = [
-    "--config=configs/digits.yaml",
-    "--trainer.accelerator=cpu",
-    "--trainer.devices=1",
-    "--model.fields.embed_dim=32",
-    "--model.fields.depth=2",
-    "--data.batch_size=64",
-    "--data.num_workers=0",
-    "--save_every_n_steps=1",
-    "--trainer.log_every_n_steps=1",
-]
-OTHERS = {
-    "background": "color",
-    "fused": "AdamW",
-    "runs": "a plural",
-    "logger": "the Trainer's setting",
-}
-OTHERS["pretrained"] = "timm's word for published weights"
-OTHERS["extra"] = "a key of evaluation.json, which no metric of the user's own may have"
-OTHERS["check"] = "a method that a strategy may have"
-OTHERS["monitor"] = "Lightning's setting of a callback"
-"""Words of the core that an extra has for a name or a setting, and what they mean there."""
-
-
-@functools.cache
-def imported(path: Path) -> list[str]:
-    """The modules that a file imports, also within functions, and those that it names in a string."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.startswith("cait.")
-        ):
-            found.append(node.value.replace(":", "."))
-    return found
-
-
-@pytest.mark.parametrize("name", EXTRAS)
-def test_nothing_else_imports_it(name: str) -> None:
-    folder = SOURCE / "extras" / name
-    others = [
-        path
-        for path in SOURCE.rglob("*.py")
-        if not path.is_relative_to(folder) and "tests" not in path.parts
-    ]
-    for path in others:
-        found = [
-            module for module in imported(path) if f"{module}.".startswith(f"cait.extras.{name}.")
-        ]
-        assert not found, f"{path} needs the extra {name}: {found}"
-
-
-@pytest.fixture
-def no_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing called contrib has been imported, or can be."""
-    for name in [name for name in sys.modules if f"{name}.".startswith("contrib.")]:
-        monkeypatch.delitem(sys.modules, name)
-    roots = {"", str(REPO), os.getcwd()}
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in roots])
-
-
-def contrib(root: Path, name: str) -> Path:
-    """A folder `contrib` with a part of this name."""
-    (root / "contrib" / name).mkdir(parents=True)
-    (root / "contrib/__init__.py").touch()
-    (root / "contrib" / name / "__init__.py").touch()
-    return root
-
-
-@pytest.mark.usefixtures("no_contrib")
-def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contrib(tmp_path, "mine")
-    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
-    for is_installed, parts in ((True, []), (False, [("mine", "contrib.mine")])):
-        monkeypatch.setattr(plugins, "IS_INSTALLED", is_installed)
-        assert plugins._contributed() == parts
-    assert str(tmp_path) in sys.path
-    shutil.rmtree(tmp_path / "contrib")
-    assert plugins._contributed() == []
-
-
-@pytest.mark.usefixtures("no_contrib")
-def test_contrib_is_found_where_it_is_installed_unless_a_clone_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contrib(tmp_path / "packages/cait_contrib", "installed")
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
-    assert plugins._contributed() == [("installed", "contrib.installed")]
-    assert str(tmp_path / "packages/cait_contrib") in sys.path
-    sys.path.pop()
-    contrib(tmp_path, "mine")
-    assert plugins._contributed() == [("mine", "contrib.mine")]
-
-
-@pytest.mark.usefixtures("no_contrib")
-@pytest.mark.parametrize("kind", ["package", "module", "namespace"])
-def test_a_contrib_of_ones_own_costs_that_of_cait_alone(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plugins.tell_once.cache_clear()
-    contrib(tmp_path / "clone", "mine")
-    desk = tmp_path / "desk"
-    if kind == "package":
-        contrib(desk, "theirs")
-    elif kind == "module":
-        desk.mkdir()
-        (desk / "contrib.py").touch()
-    else:
-        (desk / "contrib").mkdir(parents=True)
-    monkeypatch.syspath_prepend(desk)
-    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "clone/src/cait/extras")
-    if kind == "namespace":  # which Python takes last
-        assert plugins._contributed() == [("mine", "contrib.mine")]
-        assert not capsys.readouterr().err
-    else:
-        assert plugins._contributed() == []
-        told = f"left out {tmp_path}/clone/contrib: Python finds another contrib first"
-        assert capsys.readouterr().err.startswith(told)
-
-
-@functools.cache
-def strings(path: Path) -> set[str]:
-    """The strings of a file."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return {
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+WORDS = yaml.safe_load(Path(__file__).with_name("words_of_extras.yaml").read_text())
+SMALL = [*QUICK, "--data.num_workers=0", "--save_every_n_steps=1", "--trainer.log_every_n_steps=1"]
 
 
 @pytest.mark.parametrize("name", EXTRAS + CONTRIB)
-def test_the_core_does_not_name_it(name: str) -> None:
+def test_nothing_else_names_it(name):
+    """Neither an import, also within functions, nor a string; the core has no word of its settings and verbs."""
     extra = plugins.extras()[name]
-    names = {
-        name,
-        *getattr(extra, "VERBS", {}),
-        *(setting.name for setting in getattr(extra, "SETTINGS", [])),
-    }
-    place = re.compile(rf"(extras|contrib)[./]{name}\b")
+    settings = [setting.name for setting in getattr(extra, "SETTINGS", [])]
+    words = {name, *getattr(extra, "VERBS", {}), *settings} - WORDS.keys()
+    mention = re.compile(rf"(extras|contrib)([./]|\s+import\s+(\([^)]*|.*)\b){name}\b")
+    for path in FILES:
+        if not path.is_relative_to(SOURCE / "extras" / name):
+            assert not mention.search(path.read_text()), f"{path} needs {name}"
     for path in CORE:
-        assert not (names & strings(path)) - OTHERS.keys(), f"{path} names the extra {name}"
-        assert not place.search(path.read_text()), f"{path} names the extra {name}"
-    assert not re.search(
-        rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", (REPO / "Makefile").read_text(), re.M
-    )
+        assert words.isdisjoint(strings(path)), f"{path} names {name}"
+    target = re.compile(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", re.M)
+    assert not target.search((REPO / "Makefile").read_text())
+
+
+CLONE = "clone/contrib/__init__.py clone/contrib/mine/__init__.py "
+INSTALLED = (
+    "packages/cait_contrib/contrib/__init__.py packages/cait_contrib/contrib/installed/__init__.py "
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "warns"),
+    [
+        ("", [], False),
+        (CLONE, ["mine"], False),
+        (INSTALLED, ["installed"], False),
+        (CLONE + INSTALLED, ["mine"], False),
+        # a contrib of the user's own costs that of cait alone
+        (CLONE + "desk/contrib/__init__.py", [], True),
+        (CLONE + "desk/contrib.py", [], True),
+        (CLONE + "desk/contrib/a_file", ["mine"], False),  # which Python takes last
+    ],
+)
+def test_contrib_is_that_of_the_clone_or_the_installed_one(
+    files, expected, warns, tmp_path, monkeypatch, capsys
+):
+    for name in [name for name in sys.modules if f"{name}.".startswith("contrib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for file in map(tmp_path.joinpath, files.split()):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    others = [path for path in sys.path if path not in ("", str(REPO), os.getcwd())]
+    monkeypatch.setattr(sys, "path", [f"{tmp_path}/desk", f"{tmp_path}/packages", *others])
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "clone/src/cait/extras")
+    importlib.invalidate_caches()
+    assert plugins._contributed() == [(name, f"contrib.{name}") for name in expected]
+    assert capsys.readouterr().err.startswith(f"left out {tmp_path}/clone/contrib" if warns else "")
+    assert warns == bool(plugins.tell_once.cache_info().currsize)
+
+
+def test_contrib_of_a_clone_is_not_that_of_an_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "contrib/mine").mkdir(parents=True)
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
+    monkeypatch.setattr(plugins, "IS_INSTALLED", True)
+    monkeypatch.setattr(plugins, "_folder_of", {}.get)
+    assert plugins._contributed() == []
 
 
 @pytest.fixture
-def copy(tmp_path: Path, digits_root: Path) -> Path:
+def copy(tmp_path, digits_root):
     """A copy of the tree, with the digits in it."""
     leave_out = shutil.ignore_patterns("__pycache__", "tests", ".*")
     shutil.copytree(REPO / "src", tmp_path / "src", ignore=leave_out)
@@ -190,13 +96,13 @@ def copy(tmp_path: Path, digits_root: Path) -> Path:
     return tmp_path
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(folder, *arguments):
     """Start the `cait` of a copy."""
     env = environment() | {"PYTHONPATH": str(folder / "src")}
     return start(folder, *arguments, env=env)
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder, *arguments):
     """What `cait` prints in a copy; it must succeed."""
     job = started(folder, *arguments)
     output = job.communicate(timeout=LIMIT)[0]
@@ -204,7 +110,7 @@ def run(folder: Path, *arguments: str) -> str:
     return output
 
 
-def killed(folder: Path, name: str) -> None:
+def killed(folder, name):
     """Train a run in a copy and kill it once it has saved a checkpoint."""
     job = started(folder, "fit", *SMALL, f"--run_name={name}", "--trainer.max_epochs=100")
     wait_for_steps(folder / "logs" / name, 2, job)
@@ -217,21 +123,19 @@ def killed(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "deleted", [EXTRAS, *([name] for name in EXTRAS)], ids=lambda names: "+".join(names)[:40]
 )
-def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
+def test_the_core_works_without(deleted, copy):
     verbs = {verb for name in deleted for verb in getattr(plugins.extras()[name], "VERBS", {})}
     killed(copy, "before")  # a run that has something of each extra in its configuration
     for name in deleted:
         shutil.rmtree(copy / "src/cait/extras" / name)
     make = ["make", "help", f"PYTHON={sys.executable}"]
-    targets = subprocess.run(
-        make, cwd=copy, capture_output=True, text=True, timeout=LIMIT, check=True
-    ).stdout
+    targets = subprocess.check_output(make, cwd=copy, text=True, timeout=LIMIT)
     for text in (run(copy, "--help"), targets):
         assert not verbs & set(re.findall(r"^  ([a-z-]+) ", text, re.M))
         assert "predict" in text
     steps = len(rows(copy / "logs/before"))
-    told = run(copy, "resume", "before", "--trainer.max_epochs=1")
-    assert not re.search("Be aware|not resumable|resuming from a checkpoint that ended", told)
+    output = run(copy, "resume", "before", "--trainer.max_epochs=1")
+    assert not re.search("Be aware|not resumable|resuming from a checkpoint that ended", output)
     assert (copy / "logs/before/checkpoints/best.ckpt").exists()
     assert len(rows(copy / "logs/before")) > steps
     killed(copy, "new")
@@ -242,32 +146,24 @@ def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_any_network_does_without_cait(copy: Path) -> None:
+def test_any_network_does_without_cait(copy):
     """What docs/your_project.md says of deleting it."""
     for name in ("cait", "attention", "residual"):
         (copy / f"src/cait/model/{name}.py").unlink()
     for name in ("paper", "recompute"):
         shutil.rmtree(copy / "src/cait/extras" / name)
-    fit = [
-        "fit",
-        "--config=configs/digits.yaml",
-        *(word for word in SMALL[1:] if "fields" not in word),
-    ]
-    other = [
-        "--model.name=timm/resnet18",
-        "--model.fields=null",
-        "--run_name=other",
-        "--trainer.max_steps=2",
-        "--data.img_size=64",
-    ]
-    assert "timm/resnet18" in run(copy, *fit, *other)
+    fit = ["fit", *(word for word in SMALL if "fields" not in word)]
+    other = (
+        "--model.name=timm/resnet18 --model.fields=null --data.img_size=64 --trainer.max_steps=2"
+    )
+    assert "timm/resnet18" in run(copy, *fit, "--run_name=other", *other.split())
     assert "top-1" in run(copy, "eval", "other")
     run(copy, "export", "other", "--format=torch_export")
     run(copy, "export", "other")
     assert (copy / "logs/other/export/model.pt2").exists()
     images = str(next((copy / "data/digits/val").iterdir()))
     assert "logs/other/visualize/" in run(copy, "visualize", "other", f"--images={images}")
-    refused = started(copy, *fit, "--run_name=cait")
-    told = refused.communicate(timeout=LIMIT)[0].splitlines()
-    assert refused.returncode == 2
-    assert told[-1].startswith("cait: error: cannot import cait.model.cait:build: No module named")
+    job = started(copy, *fit, "--run_name=cait")
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 2
+    assert "cannot import cait.model.cait:build" in output

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import check
 import pytest
@@ -11,9 +10,20 @@ from harness import REPO, python
 OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
 """A path from the root, as no output may have it."""
 
+MEASURES = """
+import sys
+absent = "lightning torchmetrics pl_bolts jsonargparse docstring_parser rich tensorboard sklearn matplotlib captum"
+sys.modules.update(dict.fromkeys(f"{absent} imagehash joblib nvidia.nvimgcodec".split()))
+sys.path.insert(0, "")
+import kernel, step
+from cait.model.attention import backend_named
+backend_named("fused")
+step.optimizer_of(step.Case("xxs24-32").build("ours"), "ours")
+"""
+
 
 @pytest.mark.parametrize("path", check.NOTEBOOKS, ids=str)
-def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
+def test_a_notebook_has_the_outputs_of_one_run(path):
     text = (REPO / path).read_text()
     assert len(text) < 300_000
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
@@ -26,21 +36,14 @@ def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
             assert output["output_type"] in ("stream", "execute_result"), cell["id"]
             assert output.get("name", "stdout") == "stdout", cell["id"]
             pictures += "image/png" in output.get("data", {})
-            printed = "".join(
-                [*output.get("text", []), *output.get("data", {}).get("text/plain", [])]
-            )
+            texts = output.get("text", []), output.get("data", {}).get("text/plain", [])
+            printed = "".join(line for text in texts for line in text)
             assert not OF_A_MACHINE.search(printed), printed
             assert not set("\r\x1b") & set(printed), "progress bars, or colors"
     assert is_page or pictures
 
 
-def test_what_measures_a_gpu_needs_torch_and_timm_alone() -> None:
+def test_what_measures_a_gpu_needs_torch_and_timm_alone():
     """As `benchmarks/gpu.ipynb` says, which runs where nothing else can be installed."""
-    absent = "lightning torchmetrics pl_bolts jsonargparse docstring_parser rich tensorboard sklearn matplotlib captum"
-    code = f"import sys; sys.modules.update(dict.fromkeys('{absent} imagehash joblib nvidia.nvimgcodec'.split()))"
-    paths = f"sys.path[:0] = [{str(REPO / 'benchmarks')!r}]"
-    uses = "import kernel, step; from cait.model.attention import backend_named; backend_named('fused')"
-    done = python(
-        f"{code}; {paths}; {uses}; step.optimizer_of(step.Case('xxs24-32').build('ours'), 'ours')"
-    )
+    done = python(MEASURES, REPO / "benchmarks")
     assert done.returncode == 0, done.stderr

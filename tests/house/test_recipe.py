@@ -1,21 +1,19 @@
 """The recipe, augmentation and order of samples against timm's own parts; benchmarks/recipe.py has the long form."""
 
-from pathlib import Path
-
 import pytest
 import recipe
 from harness import slow
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
     recipe.prepare(folder)
     return folder
 
 
 @pytest.mark.parametrize("kind", ["none", "hard", *slow("soft")])
-def test_every_step_is_timms(kind: str, prepared: Path) -> None:
+def test_every_step_is_timms(kind, prepared):
     worst, steps, moved = recipe.compare(prepared, kind, batches=1)
     assert steps == 10
     # a difference of the allowed size would be a hundredth of what training did

@@ -1,14 +1,13 @@
 """scripts/release.py: what a tag must agree with."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import release
 from harness import REPO
 
 
-def test_a_release_has_its_version_and_date_in_all_files(tmp_path: Path) -> None:
+def test_a_release_has_its_version_and_date_in_all_files(tmp_path):
     files = ("CHANGELOG.md", "CITATION.cff", "src/cait/__init__.py")
     (tmp_path / files[2]).parent.mkdir(parents=True)
     for name in files:

@@ -1,16 +1,13 @@
 """benchmarks/torture.py kills, resumes and compares."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torture
 
 
 @pytest.mark.slow
-def test_the_torture_kills_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_torture_kills_and_resumes(tmp_path, monkeypatch, capsys):
     brief = [
         "--trainer.max_epochs=1",
         "--trainer.limit_train_batches=8",
@@ -22,9 +19,9 @@ def test_the_torture_kills_and_resumes(
         sys, "argv", ["torture", "--kills=1", "--seed=19", f"--out={tmp_path}/torture.md"]
     )
     torture.main()
-    said = capsys.readouterr().out
-    assert "left alone: " in said
-    assert "kill 1: killed-" in said
+    printed = capsys.readouterr().out
+    assert "left alone: " in printed
+    assert "kill 1: killed-" in printed
     verdict = "seed 19: every run ended with the same bits\n"
-    assert said.endswith(verdict)
+    assert printed.endswith(verdict)
     assert (tmp_path / "torture.md").read_text().endswith(verdict)

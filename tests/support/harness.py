@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import fcntl
 import functools
 import logging
 import os
@@ -11,21 +12,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
 # Runs are signed with a key of the tests' own; the user's home may be read-only, and is not theirs to write to.
-os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # which has the home of the process that started it
+    HOME = tempfile.TemporaryDirectory(prefix="cait-tests-")
+    os.environ["XDG_CONFIG_HOME"] = HOME.name
 # No recipe starts from published weights, or waits for the hub, unless a test has it do so.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("CAIT_MAKE", None)  # messages name make's commands to those who typed one
-os.environ["HF_HUB_CACHE"] = os.path.join(HOME.name, "hub")
+os.environ["HF_HUB_CACHE"] = os.path.join(os.environ["XDG_CONFIG_HOME"], "hub")
 
 import pytest
 import rich
+import yaml
 from PIL import Image
 
 REPO = Path(__file__).parents[2]
@@ -56,7 +61,7 @@ SMALL = [
 ]
 
 
-def slow(*values: Any) -> list[Any]:
+def slow(*values):
     """Parameters for `make test-all`, beside one for `make test`."""
     return [
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
@@ -64,8 +69,17 @@ def slow(*values: Any) -> list[Any]:
     ]
 
 
+def table(test, name):
+    """The rows of a part of the YAML file beside a test, as parameters; such as are slow are for `make test-all`."""
+    parts = yaml.safe_load(Path(test).with_suffix(".yaml").read_text())
+    return [
+        pytest.param(row, id=row["case"], marks=[pytest.mark.slow] if row.get("slow") else [])
+        for row in parts[name]
+    ]
+
+
 @pytest.fixture(autouse=True)
-def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_of_the_test_before(monkeypatch):
     """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets.
 
     And the lines that it has told once, and which process Lightning takes this one for.
@@ -83,7 +97,7 @@ def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture(scope="session")
-def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_root(tmp_path_factory):
     # here, as all that takes long to import: xdist waits for this file
     from cait.data.source import (
         write_digits,
@@ -96,39 +110,38 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def photographs() -> list[Image.Image]:
+def photographs():
     from sklearn.datasets import load_sample_images
 
     return [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
-def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: int) -> None:
+FORMATS: list[tuple[str, str, dict[str, Any]]] = [
+    ("L", "jpg", {}),
+    ("CMYK", "jpeg", {}),
+    ("P", "png", {"transparency": b"\x00\x10\x20"}),
+    ("RGBA", "png", {}),
+    ("LA", "png", {}),
+    ("RGB", "JPEG", {"progressive": True}),
+]
+
+
+def save_mixed(photographs, folder, count, seed):
     """Photographs of many sizes as gray, CMYK, palette, RGBA, gray with alpha and progressive files."""
     import numpy as np
 
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for i in range(count):
-        picture = photographs[i % 2].resize(
-            (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
-        )
-        kind = i % 6
-        if kind == 0:
-            picture.convert("L").save(folder / f"{i}.jpg")
-        elif kind == 1:
-            picture.convert("CMYK").save(folder / f"{i}.jpeg")
-        elif kind == 2:
-            picture.convert("P").save(folder / f"{i}.png", transparency=b"\x00\x10\x20")
-        elif kind == 3:
+        size = (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
+        mode, suffix, options = FORMATS[i % 6]
+        picture = photographs[i % 2].resize(size).convert(mode)
+        if mode == "RGBA":
             picture.putalpha(128)
-            picture.save(folder / f"{i}.png")
-        elif kind == 4:
-            picture.convert("LA").save(folder / f"{i}.png")
-        else:
-            picture.save(folder / f"{i}.JPEG", progressive=True)
+        picture.save(folder / f"{i}.{suffix}", **options)
 
 
-def save_classes(photographs: list[Image.Image], root: Path, train: int, val: int) -> None:
+def save_classes(photographs, root, train, val):
     """Such files in train and val folders of three classes: so many of each class."""
     for label, name in enumerate(CLASSES):
         save_mixed(photographs, root / "train" / name, train, label)
@@ -136,7 +149,7 @@ def save_classes(photographs: list[Image.Image], root: Path, train: int, val: in
 
 
 @pytest.fixture
-def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
+def mixed_root(tmp_path, photographs):
     """A folder of three classes with pictures of every mode: 36 to train on, 15 to validate on."""
     root = tmp_path / "mixed"
     save_classes(photographs, root, 12, 5)
@@ -144,7 +157,7 @@ def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_classes(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+def two_classes(tmp_path_factory, photographs):
     """Two classes of images of every mode and of many sizes, 12 to train on and 12 to validate on."""
     root = tmp_path_factory.mktemp("images")
     for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
@@ -155,25 +168,25 @@ def two_classes(tmp_path_factory: pytest.TempPathFactory, photographs: list[Imag
 Cait = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def environment() -> dict[str, str]:
+def environment():
     return os.environ | {
         "PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests/support'}",
         "COLUMNS": "200",
     }
 
 
-def heed_ctrl_c() -> None:
+def heed_ctrl_c():
     """A shell that runs the tests in the background has them ignore Ctrl-C, and nohup a hangup: so would their jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def python(code, cwd=None):
     """Run code in a process of its own, where nothing is imported yet."""
     return script("-c", cwd, code)
 
 
-def script(file: str, folder: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+def script(file, folder, *arguments):
     """Run a file in a process of its own."""
     command = [sys.executable, file, *arguments]
     return subprocess.run(
@@ -182,12 +195,12 @@ def script(file: str, folder: Path | None, *arguments: str) -> subprocess.Comple
 
 
 def start(
-    folder: Path,
-    *arguments: str,
-    command: tuple[str, ...] = (),
-    env: dict[str, str] | None = None,
-    stderr: int = subprocess.STDOUT,
-) -> subprocess.Popen[str]:
+    folder,
+    *arguments,
+    command=(),
+    env=None,
+    stderr=subprocess.STDOUT,
+):
     """Start `cait` in a process group of its own, behind `command`, such as torchrun's, if there is one."""
     return subprocess.Popen(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
@@ -202,7 +215,7 @@ def start(
 
 
 @contextlib.contextmanager
-def caught(number: int) -> Iterator[list[str]]:
+def caught(number):
     """What is written to standard output, 1, or standard error, 2, also by children: put into the list at the end."""
     name, texts = ("stdout", "stderr")[number - 1], []
     getattr(sys, name).flush()
@@ -224,20 +237,19 @@ def caught(number: int) -> Iterator[list[str]]:
             texts.append(file.read())
 
 
-def takes_several_processes(folder: Path, arguments: Sequence[str]) -> bool:
+def takes_several_processes(folder, arguments):
     """Whether the words, or the run that they name, ask for more than one device."""
     devices = [word for word in arguments if word.startswith("--trainer.devices=")]
     if devices:
         return devices[-1] != "--trainer.devices=1"
     config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
     return (
-        config.is_file() and re.search(r"^  devices: '?[2-9]", config.read_text(), re.M) is not None
+        config.is_file()
+        and re.search(r"^  devices: '?[2-9]", config.read_text(errors="replace"), re.M) is not None
     )
 
 
-def call(
-    folder: Path, *arguments: str, command: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def call(folder, *arguments, command=(), program="cait"):
     """Run `cait` in a folder as a user does, but in this process; on several devices in a process of its own."""
     if command or takes_several_processes(folder, arguments):
         job = start(folder, *arguments, command=command, stderr=subprocess.PIPE)
@@ -245,58 +257,67 @@ def call(
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
     from cait.cli import main
 
-    variables, modules, status = os.environ.copy(), {*sys.modules}, 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["cait", *arguments])
-        patch.setattr(sys, "path", [str(folder), *sys.path])
-        patch.setattr(rich, "_console", None)
-        os.environ.update(environment())
-        with caught(1) as out, caught(2) as err:
-            # Lightning prints through a handler of its own, unless it was imported by pytest, which has another.
-            handler = logging.StreamHandler(sys.stderr)
-            patch.setattr(logging.getLogger("lightning"), "handlers", [handler])
-            for name in ("lightning.pytorch", "lightning.fabric"):
-                patch.setattr(logging.getLogger(name), "handlers", [])
-                patch.setattr(logging.getLogger(name), "propagate", True)
-            try:
-                main([*arguments])
-            except SystemExit as end:
-                status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    os.environ.clear()
-    os.environ.update(variables)
-    for name in sys.modules.keys() - modules:  # files of the folder's own
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
-            del sys.modules[name]
+    status = 0
+    with in_folder(folder) as patch, caught(1) as out, caught(2) as err:
+        patch.setattr(sys, "argv", [program, *arguments])
+        # Lightning prints through a handler of its own, unless it was imported by pytest, which has another.
+        handler = logging.StreamHandler(sys.stderr)
+        patch.setattr(logging.getLogger("lightning"), "handlers", [handler])
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            patch.setattr(logging.getLogger(name), "handlers", [])
+            patch.setattr(logging.getLogger(name), "propagate", True)
+        try:
+            copy_context().run(main, [*arguments])  # it sets the name of the program
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
     return subprocess.CompletedProcess(arguments, status, out[0], err[0])
 
 
-def free_port() -> str:
+@contextlib.contextmanager
+def in_folder(folder):
+    """This process in another folder, from which it also imports, as a user's own; all is undone at the end."""
+    variables, modules = os.environ.copy(), {*sys.modules}
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "path", [str(folder), *sys.path])
+            patch.setattr(rich, "_console", None)
+            os.environ.update(environment())
+            yield patch
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        for name in sys.modules.keys() - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
+                del sys.modules[name]
+
+
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
 
 
-def rows(run: Path) -> list[dict[str, str]]:
+def rows(run):
     """The rows of a run's metrics.csv."""
     with (run / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def checkpoint(run: Path) -> dict:
+def checkpoint(run):
     import torch
 
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def link_digits(folder: Path, digits_root: Path) -> None:
+def link_digits(folder, digits_root):
     """Put the digits at data/digits, where runs look for them."""
     (folder / "data").mkdir()
     (folder / "data/digits").symlink_to(digits_root)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+def place(tmp_path_factory, digits_root):
     """A folder with the digits, for the runs that a file's tests share."""
     folder = tmp_path_factory.mktemp("place")
     link_digits(folder, digits_root)
@@ -304,22 +325,41 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
 
 
 @pytest.fixture
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(place, monkeypatch):
     """The same folder, with `cait` in it called from this process."""
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["cait"])
     return place
 
 
-def ended(place: Path, name: str, recipe: list[str]) -> Path:
+def ended(place, name, recipe):
     """Train a run to its end; returns its folder."""
     done = call(place, "fit", *recipe, f"--run_name={name}")
     assert done.returncode == 0, done.stderr
     return place / "logs" / name
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, digits_root):
+    """A run of six steps, trained and scored, for tests that only read it; all processes of the tests share it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "trained"
+    with (shared / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            link_digits(folder, digits_root)
+            short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6"]
+            ended(folder, "good", [*SMALL, *short, "--ema.decay=0.9", "--data.num_workers=0"])
+            scored = call(folder, "eval", "good")
+            assert scored.returncode == 0, scored.stderr
+    return folder / "logs/good"
+
+
 @pytest.fixture
-def cait(tmp_path: Path, digits_root: Path) -> Cait:
+def cait(tmp_path, digits_root):
     """`call` in a folder of the test's own that has the digits at data/digits."""
     link_digits(tmp_path, digits_root)
     return functools.partial(call, tmp_path)

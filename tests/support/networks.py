@@ -1,12 +1,10 @@
 """A small CaiT and one training step of it; a network whose classifier is a convolution."""
 
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cait import create_model, plugins
 from cait.model.config import VARIANTS
@@ -21,7 +19,7 @@ DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, p
 TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)
 
 
-def network(mode: str = "skip", drop_path_rate: float = 0.3) -> Any:
+def network(mode="skip", drop_path_rate=0.3):
     torch.manual_seed(0)
     return create_model(
         "xxs24",
@@ -36,7 +34,7 @@ def network(mode: str = "skip", drop_path_rate: float = 0.3) -> Any:
     )
 
 
-def step(model: Any, images: Tensor, seed: int) -> list[Tensor]:
+def step(model, images, seed):
     """Logits and gradients of one training step."""
     torch.manual_seed(seed)
     logits = model.train()(images)
@@ -45,11 +43,11 @@ def step(model: Any, images: Tensor, seed: int) -> list[Tensor]:
     return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def saved_bytes(forward: Callable[[], object], least: int = 0) -> int:
+def saved_bytes(forward, least=0):
     """Bytes that a forward pass keeps for the backward pass, of tensors in a memory of at least so many."""
     sizes: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor):
         sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -58,23 +56,30 @@ def saved_bytes(forward: Callable[[], object], least: int = 0) -> int:
     return sum(size for size in sizes.values() if size >= least)
 
 
-@torch.no_grad()
-def random_network(name: str = "xxs24", **fields: object) -> Any:
-    """In training, as a run's network is, with every block's share in the logits well above rounding."""
-    torch.manual_seed(0)
+def random_network(name="xxs24", **fields):
+    """In training, as a run's network is, with weights of `fill`."""
     with torch.device("meta"):
         model = create_model(name, **fields).train()
     model.to_empty(device="cpu")
     for buffer in model.buffers():
         buffer.fill_(1)
-    for key, parameter in model.named_parameters():
-        one_sided = "gamma" in key or ("norm" in key and "weight" in key)
-        parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.1, 0.1)))
+    fill(model)
     return model
 
 
+@torch.no_grad()
+def fill(model, seed=0):
+    """Draw weights of an ordinary size: every block's share in the logits is well above rounding."""
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "gamma" in name or ("norm" in name and "weight" in name):
+            parameter.uniform_(0.5, 1.0)
+        else:
+            parameter.uniform_(-0.1, 0.1)
+
+
 class ConvHead(nn.Module):
-    def __init__(self, img_size: int, num_classes: int) -> None:
+    def __init__(self, img_size: int, num_classes: int):
         super().__init__()
         self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, num_classes, 1)
 

@@ -6,85 +6,53 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import harness
 
 
-def run(folder: Path, *arguments: str, processes: int = 1) -> CompletedProcess[str]:
+def run(folder, *arguments, processes=1):
     """Run `cait` in a folder. The status is the first that is not 0; what is said is the first process's."""
+    port = harness.free_port()
+    answers = []
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch, str(rank)) for rank in range(processes)]
-        port = harness.free_port()
-        started = [
-            _start(folder, arguments, file, rank, processes, port)
-            for rank, file in enumerate(files)
-        ]
-        _wait(started)
-        told = [
-            json.loads(file.read_text()) if file.exists() else [-1, "", "no answer"]
-            for file in files
-        ]
-    status = next((code for code, *_ in told if code), 0)
-    errors = [err for code, _, err in told if code] or [told[0][2]]
-    return CompletedProcess(arguments, status, told[0][1], errors[0])
+        wait(
+            [
+                forked(partial(call, folder, arguments, rank, processes, port), file)
+                for rank, file in enumerate(files)
+            ]
+        )
+        for file in files:
+            answers.append(json.loads(file.read_text()) if file.exists() else [-1, "", "no answer"])
+    first = answers[0]
+    status, _, error = next((answer for answer in answers if answer[0]), first)
+    return CompletedProcess(arguments, status, first[1], error)
 
 
-def apart(function: Callable[[], Any]) -> Any:
+def apart(function):
     """Call a function in a forked process and return what it gives, as JSON has it.
 
     A process that has gone backward once cannot be forked any more into ones that train, and some verbs do.
     """
-    import cait.cli.lightning  # noqa: F401  # once for all
-
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "found")
-        if not (child := os.fork()):
-            try:
-                file.write_text(json.dumps(function()))
-            except BaseException:
-                file.write_text(json.dumps([traceback.format_exc()]))
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+        file = Path(scratch, "answer")
+        os.waitpid(forked(function, file), 0)
         return json.loads(file.read_text())
 
 
-def _start(
-    folder: Path, arguments: tuple[str, ...], file: Path, rank: int, processes: int, port: str
-) -> int:
-    from lightning.pytorch.utilities import rank_zero_only
-
+def forked(function, file):
+    """Start a process that calls a function and writes what it gives into the file; returns its number."""
     import cait.cli.lightning  # noqa: F401  # once for all
 
-    if child := os.fork():
+    child = os.fork()
+    if child:
         return child
     status = 1
     try:
-        if processes > 1:
-            launched = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": processes,
-                "LOCAL_WORLD_SIZE": processes,
-            }
-            places = {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "TORCHELASTIC_RUN_ID": "laws",
-            }
-            rank_zero_only.rank = rank  # type: ignore[attr-defined]  # which Lightning reads when it is imported
-            os.environ.update(
-                {name: str(value) for name, value in launched.items()}
-                | places
-                | {"GROUP_RANK": "0"}
-            )
-        harness.takes_several_processes = lambda *_: False
-        done = harness.call(folder, *arguments)
-        file.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+        file.write_text(json.dumps(function()))
         status = 0
     except BaseException:
         file.write_text(json.dumps([1, "", traceback.format_exc()]))
@@ -93,13 +61,35 @@ def _start(
         os._exit(status)
 
 
-def _wait(started: list[int]) -> None:
+def call(folder, arguments, rank, processes, port):
+    """(status, output, errors) of `cait` in this process, which is one of several."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    if processes > 1:
+        rank_zero_only.rank = rank  # type: ignore[attr-defined]  # which Lightning reads when it is imported
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            GROUP_RANK="0",
+            WORLD_SIZE=str(processes),
+            LOCAL_WORLD_SIZE=str(processes),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            TORCHELASTIC_RUN_ID="laws",
+        )
+    harness.takes_several_processes = lambda *_: False
+    done = harness.call(folder, *arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
+def wait(started):
     """Wait for all. If one has failed the others end, as under torchrun, or else are killed."""
-    waiting, end = list(started), time.monotonic() + harness.LIMIT
+    waiting = [*started]
+    end = time.monotonic() + harness.LIMIT
     while waiting:
-        for child in list(waiting):
-            found, status = os.waitpid(child, os.WNOHANG)
-            if found:
+        for child in [*waiting]:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
                 waiting.remove(child)
                 end = min(end, time.monotonic() + 120) if status else end
         if time.monotonic() > end:

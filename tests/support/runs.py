@@ -1,9 +1,7 @@
 """Whole runs of the command line: what they train, when they have got somewhere, whether two ended alike."""
 
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 from harness import LIMIT, SMALL, call, checkpoint, rows
 from same import same
@@ -22,7 +20,7 @@ RECIPE = [
 TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
-def assert_same(run: Path, whole: Path) -> None:
+def assert_same(run, whole):
     got, expected = checkpoint(run), checkpoint(whole)
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
         assert same(got[part], expected[part]), part
@@ -30,7 +28,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert rows(run) == rows(whole)
 
 
-def kill_and_resume(place: Path, recipe: list[str], whole: Path) -> str:
+def kill_and_resume(place, recipe, whole):
     """End a run before its step 5, resume it, and hold it against a whole one. Returns what the resumed run said."""
     once = ["--trainer.callbacks+=recorder.LeavesOnce", "--trainer.callbacks.step=5"]
     left = call(place, "fit", *recipe, "--run_name=killed", *once)
@@ -41,7 +39,7 @@ def kill_and_resume(place: Path, recipe: list[str], whole: Path) -> str:
     return resumed.stdout
 
 
-def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:
+def wait_for_steps(run, steps, job):
     """Until the run has logged that many steps."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
@@ -65,5 +63,5 @@ ENDLESS = [
 ]
 
 
-def torchrun(*options: str) -> tuple[str, ...]:
+def torchrun(*options):
     return (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *options)

@@ -1,11 +1,9 @@
 """Whether two results are the same to the last bit."""
 
-from typing import Any
-
 import torch
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a, b):
     """Equality to the last bit, a NaN equal to itself."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and torch.equal(

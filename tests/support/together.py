@@ -1,11 +1,9 @@
 """Three processes of a run, for which threads stand."""
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from harness import LIMIT
 
@@ -13,19 +11,19 @@ from cait.errors import UserError
 from cait.run.program import Processes
 
 
-def cluster(rank: int) -> Any:
+def cluster(rank):
     """A launcher of three processes, as far as they ask it."""
     return SimpleNamespace(
         global_rank=lambda: rank, world_size=lambda: 3, main_address="127.0.0.1", main_port=0
     )
 
 
-def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def together(main, monkeypatch):
     """What each of three processes gets by `main`, a UserError's text among it; threads stand for them."""
     store: Any = dist.HashStore()
     answers: list[Any] = [None] * 3
 
-    def process(rank: int) -> None:
+    def process(rank):
         processes = Processes()
         processes._store = store
         monkeypatch.setattr(processes, "cluster", lambda: cluster(rank))

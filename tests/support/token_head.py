@@ -10,7 +10,7 @@ class TokenHead(nn.Module):
 
     def __init__(
         self, student: nn.Module, num_classes: int, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
+    ):
         super().__init__()
         self.student = student
         self.num_classes, self.in_chans, self.pretrained_cfg = (
@@ -19,7 +19,7 @@ class TokenHead(nn.Module):
             dict(mean=mean, std=std),
         )
 
-    def set_distilled_training(self, enable: bool) -> None:
+    def set_distilled_training(self, enable: bool):
         pass
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,28 +5,24 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import pair
 import pytest
 import torch
-from harness import LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
+from harness import LIMIT, SMALL, ended, rows, start
 from runs import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
 from cait import ckpt
-from cait.errors import UserError
+from cait.ckpt import read_checkpoint
 from cait.run import rundir
-from contrib.fsdp.strategy import FullyShardedStrategy
 
-FSDP = [
-    "--trainer.devices=2",
-    "--trainer.strategy.class_path=contrib.fsdp.strategy.FullyShardedStrategy",
-]
 RECIPE = [
     *SMALL,
-    *FSDP,
+    "--trainer.devices=2",
+    "--trainer.strategy.class_path=contrib.fsdp.strategy.FullyShardedStrategy",
     "--trainer.max_epochs=3",
     "--trainer.log_every_n_steps=1",
     "--save_every_n_steps=3",
@@ -34,249 +30,157 @@ RECIPE = [
     "--data.num_workers=0",
     "--ema.decay=0.9",
 ]
+Pair = dict[str, list[Any]]
+"""What both processes of fsdp_pair.py answer, by situation."""
 
 
-def pair(folder: Path, settings: dict | None = None, trainers: dict | None = None) -> list[dict]:
-    """What both processes of fsdp_pair.py found."""
-    port = free_port()
-    jobs = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(Path(__file__).with_name("fsdp_pair.py")),
-                json.dumps(settings or {}),
-                json.dumps(trainers or {}),
-            ],
-            cwd=folder,
-            env=environment()
-            | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.poll() is None and job.kill()
-    assert [job.returncode for job in jobs] == [0, 0], "\n".join(outputs)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+def run_pair(folder, settings=None, trainers=None):
+    (folder / "settings.json").write_text(json.dumps([settings or {}, trainers or {}]))
+    return pair.answers(str(Path(__file__).with_name("fsdp_pair.py")), folder)
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    """A folder with the checkpoints of the runs of fsdp_pair.py, and what its processes found."""
-    folder = tmp_path_factory.mktemp("pair")
-    return folder, pair(folder)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pair")
 
 
-def checkpoint(folder: Path, name: str, generation: str = rundir.LAST) -> dict:
-    return ckpt.read_checkpoint(folder / name / generation)
+@pytest.fixture(scope="module")
+def both(folder):
+    return run_pair(folder)
 
 
-def differences(ours: dict, theirs: dict) -> dict[str, float]:
-    """The largest difference of each tensor of two checkpoints, whose keys, shapes, types and order are the same.
-
-    A key's bias moves all scores of a row alike, so the softmax cancels it. Its gradient is nothing but rounding,
-    which AdamW scales up: there is nothing to compare.
-    """
-    found = {}
+def assert_same(ours, theirs, tolerance=0.0):
+    """Checkpoints have the same keys, shapes, types and order, and values within the tolerance."""
+    sides = [read_checkpoint(path) for path in (ours, theirs)]
+    assert list(sides[0]) == list(sides[1])
     parts = ("state_dict", "optimizer_states", "loops", "lr_schedulers")
-    sides = [
-        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": ckpt.average(side)})[
-            0
-        ]
-        for side in (ours, theirs)
+    leaves = [
+        tree_flatten_with_path([ckpt.average(side), *(side[part] for part in parts)])[0]
+        for side in sides
     ]
-    biases = {i for i, name in enumerate(_trained(theirs)) if name.endswith("attn.k.bias")}
-    assert list(ours) == list(theirs)
-    for (place, one), (other_place, other) in zip(*sides, strict=True):
+    assert len(leaves[0]) > 100
+    for (place, one), (other_place, other) in zip(*leaves, strict=True):
         assert place == other_place
         if isinstance(one, torch.Tensor):
-            assert (one.shape, one.dtype) == (other.shape, other.dtype), place
-            name = "".join(map(str, place))
-            if "attn.k.bias" not in name and not any(f"['state'][{i}]" in name for i in biases):
-                found[name] = float((one - other).abs().max()) if one.numel() else 0.0
+            torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
         else:
             assert one == other or one != one, place
-    assert len(found) > 100
-    return found
 
 
-def _trained(checkpoint: dict) -> list[str]:
-    """The names of the parameters in the order of the optimizer's: those without weight decay come first."""
-    state = ckpt.weights(checkpoint)
-    plain = {
-        name
-        for name, weight in state.items()
-        if weight.ndim <= 1 or name in ("pos_embed", "cls_token")
-    }
-    return [name for name in state if name in plain] + [name for name in state if name not in plain]
+def assert_losses(ours, theirs, tolerance=1e-5):
+    """A run has the losses of the other, or of its end."""
+    assert ours == pytest.approx(theirs[-len(ours) :], abs=tolerance, nan_ok=True)
 
 
-def test_two_processes_train_as_with_ddp(both: tuple[Path, list[dict]]) -> None:
-    folder, found = both
-    for each in found:
-        assert len(each["fsdp"]["losses"]) == 50
-        assert each["fsdp"]["losses"] == pytest.approx(each["ddp"]["losses"], abs=1e-5, nan_ok=True)
-        assert each["fsdp"]["decay"] == each["ddp"]["decay"]
-    # both were skipped
-    assert [sum(loss != loss for loss in each["fsdp"]["losses"]) for each in found] == [
-        0,
-        2,
-    ]
-    assert found[0]["fsdp"]["decay"]["blocks.0.gamma_1"] == 0
-    assert found[0]["fsdp"]["decay"]["blocks.0.attn.qkv.weight"] > 0
-    ours, theirs = checkpoint(folder, "fsdp"), checkpoint(folder, "ddp")
-    assert ours["optimizer_states"][0]["state"][0]["step"] == 48
-    assert max(differences(ours, theirs).values()) <= 1e-6  # the moving average among them
+def test_two_processes_train_as_with_ddp(folder, both):
+    for ours, theirs, unfinite in zip(both["fsdp"], both["ddp"], (0, 2), strict=True):
+        assert len(ours["losses"]) == 50
+        assert sum(loss != loss for loss in ours["losses"]) == unfinite
+        assert_losses(ours["losses"], theirs["losses"])
+        assert ours["decay"] == theirs["decay"]
+    decay = both["fsdp"][0]["decay"]
+    assert decay["blocks.0.attn.qkv.weight"] > decay["blocks.0.gamma_1"] == 0
+    last = folder / "fsdp/last.ckpt"
+    steps = read_checkpoint(last)["optimizer_states"][0]["state"][0]["step"]
+    assert steps == 48  # both steps that were not finite were skipped
+    assert_same(last, folder / "ddp/last.ckpt", 1e-6)  # the moving average among them
 
 
-def test_checkpoints_load_both_ways(both: tuple[Path, list[dict]]) -> None:
-    folder, found = both
-    for name, first in (("ddp-to-fsdp", "ddp"), ("fsdp-to-ddp", "fsdp")):
-        for each in found:
-            assert each[name]["losses"] == pytest.approx(
-                each[first]["losses"][25:], abs=1e-5, nan_ok=True
-            )
-        assert (
-            max(differences(checkpoint(folder, name), checkpoint(folder, first)).values()) <= 1e-6
-        )
+@pytest.mark.parametrize(("resumed", "first"), [("ddp-to-fsdp", "ddp"), ("fsdp-to-ddp", "fsdp")])
+def test_checkpoints_load_both_ways(resumed, first, folder, both):
+    for ours, theirs in zip(both[resumed], both[first], strict=True):
+        assert len(ours["losses"]) == 25
+        assert_losses(ours["losses"], theirs["losses"])
+    assert_same(folder / resumed / "last.ckpt", folder / first / "last.ckpt", 1e-6)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(both: tuple[Path, list[dict]]) -> None:
-    folder, found = both
-    assert (
-        max(differences(checkpoint(folder, "fsdp-again"), checkpoint(folder, "fsdp")).values()) == 0
-    )
-    for each in found:
-        assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
+def test_a_resumed_run_ends_with_the_same_bits(folder, both):
+    for ours, theirs in zip(both["fsdp-again"], both["fsdp"], strict=True):
+        assert str(ours["losses"]) == str(theirs["losses"][25:])
+    assert_same(folder / "fsdp-again/last.ckpt", folder / "fsdp/last.ckpt")
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("situation", "line"),
     [
-        (("16-mixed", False), "--trainer.precision 16-mixed: fsdp2 takes 32-true or bf16-mixed"),
-        (("32-true", True), "--trainer.sync_batchnorm true"),
+        ("tied", "Tied fails on images of .3, 8, 8."),
+        ("scaled", "the network cannot be sharded"),
+        ("adafactor", "take another --model.optimizer"),
+        ("adamuon", "fsdp2 cannot run this step: .*; take another --model.optimizer"),
+        ("uneven", "they have 3 to 4 batches"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool], message: str) -> None:
-    strategy = FullyShardedStrategy()
-    strategy.parallel_devices = [torch.device("cpu")]
-    strategy.check("bf16-mixed", False)
-    with pytest.raises(UserError, match=message):
-        strategy.check(*settings)
-
-
-def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -> None:
-    said = both[1][0]["refusals"]
-    assert both[1][1]["refusals"] == said
-    assert "Tied fails on images of [3, 8, 8]" in said["tied"]
-    assert "the network cannot be sharded" in said["scaled"]
-    assert "take another --model.optimizer" in said["adafactor"]
-    assert re.match(
-        "fsdp2 cannot run this step: .*; take another --model.optimizer", said["adamuon"]
-    )
-    assert "\n" not in said["adamuon"]
-    assert "they have 3 to 4 batches" in said["uneven"]
-
-
-CHECKPOINTED = dict(grad_checkpointing=True)
+def test_what_shows_only_in_training_is_refused(situation, line, both):
+    first, second = both[situation]
+    assert first == second
+    assert re.match(f"UserError: .*{line}[^\n]*$", first)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "trainers", "tolerance"),
     [
-        (CHECKPOINTED, dict(accumulate_grad_batches=5), 1e-5),
+        (dict(grad_checkpointing=True), dict(accumulate_grad_batches=5), 1e-5),
         (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
         (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
-        (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
+        (dict(grad_checkpointing=True), dict(precision="bf16-mixed"), 0.05),
         # rows that no two share evenly
-        (
-            dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)),
-            {},
-            1e-3,
-        ),
+        (dict(optimizer="muon", fields=dict(embed_dim=15, num_heads=3)), {}, 1e-3),
     ],
-    ids=[
-        "checkpointing and accumulation",
-        "compiled and clipped by value",
-        "lamb and batch norms",
-        "bf16",
-        "muon",
-    ],
+    ids=["accumulated", "compiled and clipped by value", "lamb and batch norms", "bf16", "muon"],
 )
-def test_other_settings_train_as_with_ddp(
-    settings: dict, trainers: dict, tolerance: float, tmp_path: Path
-) -> None:
-    found = pair(tmp_path, settings, trainers)
-    for each in found:
+def test_other_settings_train_as_with_ddp(settings, trainers, tolerance, tmp_path):
+    answers = run_pair(tmp_path, settings, trainers)
+    for rank, theirs in enumerate(answers["ddp"]):
+        ours = answers["fsdp"][rank]
+        assert ours["decay"] == theirs["decay"]
         for name in ("ddp-to-fsdp", "fsdp-to-ddp", "fsdp"):
-            losses = each[name]["losses"]
-            assert losses == pytest.approx(
-                each["ddp"]["losses"][-len(losses) :], abs=tolerance, nan_ok=True
-            ), name
-        assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
-        assert each["fsdp"]["decay"] == each["ddp"]["decay"]
-    ours = checkpoint(tmp_path, "fsdp")
-    assert all(
-        weight.dtype == torch.float32
-        for weight in ckpt.weights(ours).values()
-        if weight.is_floating_point()
+            assert_losses(answers[name][rank]["losses"], theirs["losses"], tolerance)
+        again = answers["fsdp-again"][rank]["losses"]
+        assert str(again) == str(ours["losses"][-len(again) :])
+    sharded, plain = (
+        ckpt.weights(read_checkpoint(tmp_path / name / "last.ckpt")) for name in ("fsdp", "ddp")
     )
-    assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
+    assert {name: weight.dtype for name, weight in sharded.items()} == {
+        name: weight.dtype for name, weight in plain.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> Path:
+def whole(place):
     """The run of RECIPE that nothing happened to."""
     return ended(place, "whole", RECIPE)
 
 
-def assert_same(ours: Path, theirs: Path) -> None:
-    found = differences(
-        *(ckpt.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs))
-    )
-    assert max(found.values()) == 0
-    assert rows(ours) == rows(theirs)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_stopped_goes_on(
-    signum: int, cait: Cait, tmp_path: Path, whole: Path
-) -> None:
-    folder = tmp_path / "logs/cut"
+def test_a_run_that_is_stopped_goes_on(signum, cait, tmp_path, whole):
+    run = tmp_path / "logs/cut"
     job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
-    wait_for_steps(folder, 30, job)
+    wait_for_steps(run, 30, job)
     os.killpg(job.pid, signum)
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode in (-signum, 128 + signum), output
     resumed = cait("resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert_same(folder, whole)
+    assert_same(run / "checkpoints/last.ckpt", whole / "checkpoints/last.ckpt")
+    assert rows(run) == rows(whole)
 
 
 @pytest.mark.slow
-def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    folder = tmp_path / "logs/sharded"
-    shutil.copytree(whole, folder)
-    accuracy = max(float(row["val/acc1"]) for row in rows(folder) if row["val/acc1"])
-
-    def scored(*arguments: str) -> tuple[float, float]:
-        done = cait("eval", "sharded", *arguments)
-        assert done.returncode == 0, done.stderr
-        figures = json.loads((folder / rundir.EVALUATION).read_text())
-        return figures["raw"]["acc1"], figures["ema"]["acc1"]
-
-    one = ("--trainer.devices=1", "--trainer.strategy=auto")
-    sharded_scores = scored()
-    assert sharded_scores[0] == pytest.approx(accuracy, abs=1e-4)
-    assert scored(*one) == sharded_scores
-    for verb in (
+def test_the_verbs_take_a_sharded_run(cait, tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "logs/sharded")
+    one = ["--trainer.devices=1", "--trainer.strategy=auto"]
+    accuracy = max(float(row["val/acc1"]) for row in rows(run) if row["val/acc1"])
+    scores = []
+    for devices in ([], one):
+        scored = cait("eval", "sharded", *devices)
+        assert scored.returncode == 0, scored.stderr
+        scores.append(json.loads((run / rundir.EVALUATION).read_text()))
+    assert scores[0]["raw"]["acc1"] == pytest.approx(accuracy, abs=1e-4)
+    for weights in ("raw", "ema"):
+        assert scores[0][weights]["acc1"] == scores[1][weights]["acc1"]
+    for words in (
         ["export", "sharded", "--ema"],
         ["visualize", "sharded"],
         ["replay", "sharded", "--step=65"],
@@ -285,14 +189,9 @@ def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -
         ["resume", "sharded", "--trainer.strategy=ddp", "--trainer.max_epochs=6"],
         ["resume", "sharded", "--trainer.devices=1", "--trainer.max_epochs=7"],
     ):
-        done = cait(*verb)
-        assert done.returncode == 0, (verb, done.stderr)
-    fresh = [
-        "fit",
-        *SMALL,
-        "--trainer.max_steps=1",
-        "--model.weights=logs/sharded/checkpoints/last.ckpt",
-    ]
-    done = cait(*fresh)
+        done = cait(*words)
+        assert done.returncode == 0, (words, done.stderr)
+    weights = "logs/sharded/checkpoints/last.ckpt"
+    done = cait("fit", *SMALL, "--trainer.max_steps=1", f"--model.weights={weights}")
     assert done.returncode == 0, done.stderr
-    assert "weights from logs/sharded/checkpoints/last.ckpt" in done.stdout + done.stderr
+    assert f"weights from {weights}" in done.stdout + done.stderr

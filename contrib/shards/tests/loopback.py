@@ -2,75 +2,71 @@
 
 import contextlib
 import logging
-import os
+import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "loopback",
-    "AWS_SECRET_ACCESS_KEY": "loopback",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
+import pytest
+
 BUCKET = "pictures"
 
 
 class Requests:
     """A WSGI application around moto's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.paths: list[str] = []
         """Of the GET requests."""
-        self.kind, self.until = "", 0.0
+        self.failure = ""
+        self.failing = 0.0
+        """How many of the next GET requests fail."""
 
-    def of(self, word: str) -> int:
+    def count(self, word: str) -> int:
         """How many were of a path with `word` in it."""
         return sum(word in path for path in self.paths)
 
-    def fail(self, kind: str, seconds: float) -> None:
-        """Answer for so long with status 500, "error", or end the answers amid their bodies, "cut"."""
-        self.kind, self.until = kind, time.monotonic() + seconds
+    def fail(self, failure: str, requests: float = math.inf):
+        """Answer so many with status 500, "error", or end the answers amid their bodies, "cut"."""
+        self.failure = failure
+        self.failing = requests
 
-    def __call__(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET":
-            return self.moto(environ, start_response)
+            return self.moto(environ, start)
         self.paths.append(environ["PATH_INFO"])
-        failure = self.kind if time.monotonic() < self.until else ""
-        if failure == "error":
-            start_response("500 Internal Server Error", [("Content-Length", "0")])
+        fails = self.failing > 0
+        self.failing -= 1
+        if fails and self.failure == "error":
+            start("500 Internal Server Error", [("Content-Length", "0")])
             return [b""]
-        body = b"".join(self.moto(environ, start_response))
-        return [body[: len(body) // 2] if failure == "cut" else body]
+        body = b"".join(self.moto(environ, start))
+        return [body[: len(body) // 2] if fails and self.failure == "cut" else body]
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Requests]:
+def server():
     """Run the server with an empty bucket, and point boto3's variables at it."""
     from moto.moto_server.threaded_moto_server import MotoRequestHandler
     from werkzeug.serving import make_server
 
-    MotoRequestHandler.disable_nagle_algorithm = (
-        True  # otherwise each answer waits 40 ms for an acknowledgement
-    )
+    # otherwise each answer waits 40 ms for an acknowledgement
+    MotoRequestHandler.disable_nagle_algorithm = True
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    requests, before = Requests(), os.environ.copy()
+    requests = Requests()
     running = make_server("127.0.0.1", 0, requests, True, request_handler=MotoRequestHandler)
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    os.environ.update(KEYS, AWS_ENDPOINT_URL=f"http://127.0.0.1:{running.server_port}")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "loopback")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "loopback")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{running.server_port}")
         client().create_bucket(Bucket=BUCKET)
         yield requests
-    finally:
-        running.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
+    running.shutdown()
 
 
 def client():
@@ -80,7 +76,7 @@ def client():
     return boto3.client("s3")
 
 
-def upload(folder: Path, name: str) -> str:
+def upload(folder, name):
     """Put the files of a folder under `name`, and return its address."""
     for path in folder.rglob("*"):
         if path.is_file():

@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
@@ -46,7 +45,7 @@ PATIENCE = 60.0
 """Seconds in which machines start, and processes end."""
 
 
-def missing() -> str:
+def missing():
     """What this host lacks to run a cluster; empty if it has all."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "root on Linux"
@@ -61,7 +60,7 @@ def missing() -> str:
     )
 
 
-def wait_until(is_true: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+def wait_until(is_true, what, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while not is_true():
         if time.monotonic() > end:
@@ -69,7 +68,7 @@ def wait_until(is_true: Callable[[], object], what: str, seconds: float = PATIEN
         time.sleep(0.1)
 
 
-def call(*command: str | Path) -> str:
+def call(*command):
     """Run a command of the system; return what it prints. Raises CalledProcessError if it fails."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -82,14 +81,14 @@ class Cluster:
         machines: how many compute.
     """
 
-    def __init__(self, folder: Path, machines: int = 2) -> None:
+    def __init__(self, folder: Path, machines: int = 2):
         self.folder = folder
         self.shared = folder / "shared"
         self.machines = [f"n{number}" for number in range(1, machines + 1)]
 
     # Start and end
 
-    def up(self, megabytes: int = 400) -> None:
+    def up(self, megabytes: int = 400):
         """Start all machines, with a shared disk of this size."""
         for name in ("shared", "logs", "pids"):
             (self.folder / name).mkdir(parents=True)
@@ -103,14 +102,14 @@ class Cluster:
             self.on(name)
         self.wait_until_idle()
 
-    def down(self) -> None:
+    def down(self):
         """End all processes of all machines."""
         for name in (*self.machines, LOGIN):
             self.off(name)
         if os.path.ismount(self.shared):
             call("umount", self.shared)
 
-    def on(self, name: str) -> None:
+    def on(self, name: str):
         """Boot a machine and plug it in."""
         log = (self.folder / "logs" / f"{name}.log").open("a")
         first_words = [sys.executable, __file__, "boot", self.folder, name]
@@ -133,7 +132,7 @@ class Cluster:
             self._in_network_of_login(*link, "netns", first_process)
             self._in_network_of_login("ip", "link", "set", cable, "master", "switch", "up")
 
-    def off(self, name: str) -> None:
+    def off(self, name: str):
         """Cut the power: all processes of a machine are killed at once, and send no last word."""
         path = self.folder / "pids" / name
         if not path.exists():
@@ -147,11 +146,11 @@ class Cluster:
         wait_until(lambda: not _is_running(first_process), f"{name} has ended")
         path.unlink()
 
-    def unplug(self, name: str) -> None:
+    def unplug(self, name: str):
         """Pull the cable of a machine out; its processes go on."""
         self._in_network_of_login("ip", "link", "set", f"cable-{name}", "down")
 
-    def plug(self, name: str) -> None:
+    def plug(self, name: str):
         """Put the cable of a machine in again."""
         self._in_network_of_login("ip", "link", "set", f"cable-{name}", "up")
 
@@ -167,7 +166,7 @@ class Cluster:
         """Run a command on a machine; return what it prints. Raises CalledProcessError if it fails."""
         return call(*self.command(name, *words, folder=folder))
 
-    def wait_until_idle(self) -> None:
+    def wait_until_idle(self):
         """Wait until all machines are there and none has a job."""
 
         def is_idle() -> bool:
@@ -177,13 +176,13 @@ class Cluster:
 
         wait_until(is_idle, "all machines are idle")
 
-    def _in_network_of_login(self, *words: str) -> None:
+    def _in_network_of_login(self, *words: str):
         first_process = (self.folder / "pids" / LOGIN).read_text()
         call("nsenter", "--target", first_process, "--net", "--", *words)
 
     # Inside a machine
 
-    def boot(self, name: str) -> None:
+    def boot(self, name: str):
         """Be the first process of a machine: set it up, start its daemons, and wait for whom they leave behind."""
         socket.sethostname(name)
         self._mount_own_folders()
@@ -210,7 +209,7 @@ class Cluster:
             except ChildProcessError:
                 time.sleep(1)
 
-    def start_munged(self) -> None:
+    def start_munged(self):
         """Start what signs SLURM's messages."""
         os.makedirs("/run/munge", exist_ok=True)
         key = f"--key-file={self.folder / 'munge.key'}"
@@ -219,17 +218,17 @@ class Cluster:
         self._start("munged", "--foreground", "--force", *files)
         wait_until(Path("/run/munge/munge.socket.2").exists, "munged answers")
 
-    def start_slurmctld(self) -> None:
+    def start_slurmctld(self):
         os.makedirs("/run/slurmctld", exist_ok=True)
         self._start("slurmctld", "-D")
 
-    def _start(self, *words: str) -> None:
+    def _start(self, *words: str):
         log = (self.folder / "logs" / f"{words[0]}-{socket.gethostname()}.log").open("a")
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
 
-    def _mount_own_folders(self) -> None:
+    def _mount_own_folders(self):
         """Mount empty folders in place of the host's, and in them again what all machines share."""
         shared = {path: os.open(path, os.O_PATH) for path in (self.folder, REPO)}
         for name in filter(os.path.isdir, OWN_FOLDERS):
@@ -250,7 +249,7 @@ class Cluster:
     def address(self, name: str) -> str:
         return f"10.77.0.{[LOGIN, *self.machines].index(name) + 1}"
 
-    def _write_configuration(self) -> None:
+    def _write_configuration(self):
         hosts = [f"{self.address(name)} {name}" for name in (LOGIN, *self.machines)]
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts, ""]))
         key = self.folder / "munge.key"
@@ -269,7 +268,7 @@ class Cluster:
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
 
-def _is_running(process: int) -> bool:
+def _is_running(process):
     """Whether a process is there, and no zombie."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -278,7 +277,7 @@ def _is_running(process: int) -> bool:
     return state != "Z"
 
 
-def main(words: Sequence[str]) -> None:
+def main(words):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

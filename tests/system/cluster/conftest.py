@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from cluster import Cluster, missing
 from trial import Trial
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=0, help="draws the faults of test_random_faults")
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     if lack := missing():
         pytest.exit(f"these tests need a cluster, and that needs {lack}", returncode=1)
     with tempfile.TemporaryDirectory(prefix="cait-cluster-") as folder:
@@ -31,19 +30,19 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def trial(cluster: Cluster) -> Trial:
+def trial(cluster):
     return Trial(cluster)
 
 
 @pytest.fixture(scope="session")
-def alone(trial: Trial) -> str:
+def alone(trial):
     """A run on two machines, one process each, that nobody touches."""
     trial.submit("alone", PACE=0).complete()
     return "alone"
 
 
 @pytest.fixture(scope="session")
-def alone_of_four(trial: Trial) -> str:
+def alone_of_four(trial):
     """One on two machines, two processes each."""
     trial.submit("alone-of-four", tasks=2, PACE=0).complete()
     return "alone-of-four"

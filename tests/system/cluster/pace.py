@@ -15,7 +15,7 @@ class Pace(Callback):
     A run left alone does not wait, and has the same numbers.
     """
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *_: Any):
         if not Path("hurry").exists():
             time.sleep(float(os.environ.get("PACE", "0")))
 
@@ -23,6 +23,6 @@ class Pace(Callback):
 class Dies(Callback):
     """The second process is killed whenever it begins to train, as by a machine without enough memory."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any):
         if trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

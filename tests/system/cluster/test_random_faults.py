@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 
-import pytest
 from cluster import LOGIN, wait_until
 from trial import LIMIT, Job, Trial
 
@@ -18,7 +17,7 @@ NUMBER = 20
 class Faults:
     """What may happen to a job. Each method returns once it is over."""
 
-    def __init__(self, trial: Trial, job: Job, draw: random.Random) -> None:
+    def __init__(self, trial: Trial, job: Job, draw: random.Random):
         self.trial = trial
         self.job = job
         self.draw = draw
@@ -27,32 +26,32 @@ class Faults:
         """One on which the job trains."""
         return self.draw.choice([name for name in MACHINES if self.trial.workers(name)])
 
-    def restarted_by(self, fault: Callable[[], object]) -> None:
+    def restarted_by(self, fault: Callable[[], object]):
         restarts = int(self.job["Restarts"])
         fault()
         self.job.wait_for_restart(restarts + 1)
 
-    def requeue(self) -> None:
+    def requeue(self):
         self.restarted_by(self.job.requeue)
 
-    def time_limit(self) -> None:
+    def time_limit(self):
         signal = ("scancel", "--signal=USR1", self.job.number)
         self.restarted_by(lambda: self.trial.on(LOGIN, *signal))
 
-    def kill(self) -> None:
+    def kill(self):
         machine = self.machine()
         self.restarted_by(lambda: self.trial.kill(machine))
 
-    def power(self) -> None:
+    def power(self):
         machine = self.machine()
         self.restarted_by(lambda: self.trial.cluster.off(machine))
         self.trial.cluster.on(machine)
 
-    def cable(self) -> None:
+    def cable(self):
         self.trial.pull_cable(self.machine(), 5)
 
 
-def test_random_faults_in_one_run(trial: Trial, alone: str, request: pytest.FixtureRequest) -> None:
+def test_random_faults_in_one_run(trial, alone, request):
     draw = random.Random(request.config.getoption("--seed"))
     job = trial.submit("many-faults", PACE=3, FAILURES=NUMBER)
     faults = Faults(trial, job, draw)
@@ -64,7 +63,7 @@ def test_random_faults_in_one_run(trial: Trial, alone: str, request: pytest.Fixt
     for number, fault in enumerate(draw.sample(kinds * 3, NUMBER)):
         begun = time.time()
 
-        def trains(begun: float = begun) -> bool:
+        def trains(begun=begun):
             return metrics.exists() and metrics.stat().st_mtime > begun
 
         wait_until(trains, f"it trains before fault {number + 1}", LIMIT)

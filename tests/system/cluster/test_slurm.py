@@ -4,21 +4,20 @@
 """
 
 import time
-from typing import Any
 
 import pytest
 from cluster import CORES, LOGIN, wait_until
 from harness import checkpoint, rows
-from trial import LIMIT, Job, Trial, images_by_step
+from trial import LIMIT, Job, images_by_step
 
 # What ends a job for a while
 
 
-def test_three_time_limits_in_a_row(trial: Trial, alone: str) -> None:
+def test_three_time_limits_in_a_row(trial, alone):
     # SLURM looks every 30 seconds, so a signal of 60 seconds before the limit comes up to 90 before it.
     job = trial.submit("limits", options="--time=2 --signal=USR1@60", PACE=4)
 
-    def has_stopped_three_times() -> bool:
+    def has_stopped_three_times():
         return job.output.count("stopped, saved at step") >= 3
 
     wait_until(has_stopped_three_times, "the third time limit", LIMIT)
@@ -29,7 +28,7 @@ def test_three_time_limits_in_a_row(trial: Trial, alone: str) -> None:
     trial.assert_same("limits", alone)
 
 
-def test_requeued_by_hand(trial: Trial, alone: str) -> None:
+def test_requeued_by_hand(trial, alone):
     job = trial.submit("requeued")
     trial.wait_for_steps("requeued", 20)
     job.requeue()
@@ -38,7 +37,7 @@ def test_requeued_by_hand(trial: Trial, alone: str) -> None:
     trial.assert_same("requeued", alone)
 
 
-def test_makes_way_for_a_job_of_a_partition_of_higher_priority(trial: Trial, alone: str) -> None:
+def test_makes_way_for_a_job_of_a_partition_of_higher_priority(trial, alone):
     job = trial.submit("preempted")
     trial.wait_for_steps("preempted", 20)
     everything = ["--nodes=3", f"--ntasks-per-node={CORES}", "--output=/dev/null"]
@@ -48,7 +47,7 @@ def test_makes_way_for_a_job_of_a_partition_of_higher_priority(trial: Trial, alo
     trial.assert_same("preempted", alone)
 
 
-def test_slurmctld_restarts(trial: Trial, alone: str) -> None:
+def test_slurmctld_restarts(trial, alone):
     job = trial.submit("no-controller")
     trial.wait_for_steps("no-controller", 20)
     trial.restart_slurmctld()
@@ -61,7 +60,7 @@ def test_slurmctld_restarts(trial: Trial, alone: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["n1", "n2"])
-def test_a_task_is_killed(machine: str, trial: Trial, alone: str) -> None:
+def test_a_task_is_killed(machine, trial, alone):
     run = f"killed-on-{machine}"
     job = trial.submit(run, options="--nodelist=n1,n2")
     trial.wait_for_steps(run, 20)
@@ -71,7 +70,7 @@ def test_a_task_is_killed(machine: str, trial: Trial, alone: str) -> None:
     trial.assert_same(run, alone)
 
 
-def test_one_of_four_tasks_is_killed(trial: Trial, alone_of_four: str) -> None:
+def test_one_of_four_tasks_is_killed(trial, alone_of_four):
     job = trial.submit("killed-of-four", options="--nodelist=n1,n2", tasks=2)
     trial.wait_for_steps("killed-of-four", 20)
     trial.on("n2", "kill", "-KILL", trial.workers("n2")[1])
@@ -81,7 +80,7 @@ def test_one_of_four_tasks_is_killed(trial: Trial, alone_of_four: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["n1", "n2"])
-def test_a_machine_loses_power(machine: str, trial: Trial, alone: str) -> None:
+def test_a_machine_loses_power(machine, trial, alone):
     """The first has the job's script, and process 0. The third takes its place."""
     run = f"no-power-on-{machine}"
     job = trial.submit(run)
@@ -94,7 +93,7 @@ def test_a_machine_loses_power(machine: str, trial: Trial, alone: str) -> None:
     trial.cluster.wait_until_idle()
 
 
-def test_a_machine_of_four_processes_loses_power(trial: Trial, alone_of_four: str) -> None:
+def test_a_machine_of_four_processes_loses_power(trial, alone_of_four):
     job = trial.submit("no-power-of-four", tasks=2)
     trial.wait_for_steps("no-power-of-four", 20)
     trial.cluster.off("n2")
@@ -106,7 +105,7 @@ def test_a_machine_of_four_processes_loses_power(trial: Trial, alone_of_four: st
 
 
 @pytest.mark.parametrize("seconds", [5, 40])
-def test_a_cable_is_pulled_out_and_put_in_again(seconds: int, trial: Trial, alone: str) -> None:
+def test_a_cable_is_pulled_out_and_put_in_again(seconds, trial, alone):
     """After 20 seconds SLURM gives the machine up; its processes live on meanwhile."""
     run = f"no-cable-for-{seconds}-seconds"
     job = trial.submit(run)
@@ -121,7 +120,7 @@ def test_a_cable_is_pulled_out_and_put_in_again(seconds: int, trial: Trial, alon
 # The shared disk
 
 
-def test_the_shared_disk_is_slow(trial: Trial, alone: str) -> None:
+def test_the_shared_disk_is_slow(trial, alone):
     job = trial.submit("slow-disk")
     trial.wait_for_steps("slow-disk", 10)
     for _ in range(5):
@@ -132,7 +131,7 @@ def test_the_shared_disk_is_slow(trial: Trial, alone: str) -> None:
     trial.assert_same("slow-disk", alone)
 
 
-def test_the_shared_disk_is_full_for_a_minute(trial: Trial, alone: str) -> None:
+def test_the_shared_disk_is_full_for_a_minute(trial, alone):
     """It ends the run, which is an error of yours; once there is room the same command goes on."""
     filler = trial.cluster.shared / "filler"
     job = trial.submit("full-disk", PACE=0.5)
@@ -155,7 +154,7 @@ def test_the_shared_disk_is_full_for_a_minute(trial: Trial, alone: str) -> None:
 # How jobs are submitted, and end
 
 
-def test_an_array_of_three_runs_at_once(trial: Trial, alone: str) -> None:
+def test_an_array_of_three_runs_at_once(trial, alone):
     array = trial.submit("seed-%a", "--seed_everything=%a", options="--array=0-2")
     for number in range(3):
         Job(trial, f"{array.number}_{number}").complete()
@@ -164,7 +163,7 @@ def test_an_array_of_three_runs_at_once(trial: Trial, alone: str) -> None:
     assert len({*curves}) == 3
 
 
-def test_scancel_saves_and_the_job_does_not_come_back(trial: Trial, alone: str) -> None:
+def test_scancel_saves_and_the_job_does_not_come_back(trial, alone):
     job = trial.submit("cancelled")
     trial.wait_for_steps("cancelled", 20)
     trial.on(LOGIN, "scancel", job.number)
@@ -180,7 +179,7 @@ def test_scancel_saves_and_the_job_does_not_come_back(trial: Trial, alone: str) 
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_wrong_path_fails_once_with_one_line(tasks: int, trial: Trial) -> None:
+def test_a_wrong_path_fails_once_with_one_line(tasks, trial):
     job = trial.submit(f"wrong-{tasks}", "--data.root=nowhere", tasks=tasks)
     job.wait_for("FAILED")
     [line] = job.errors()
@@ -189,7 +188,7 @@ def test_a_wrong_path_fails_once_with_one_line(tasks: int, trial: Trial) -> None
     assert not (trial.folder / f"logs/wrong-{tasks}").exists()
 
 
-def test_a_path_that_one_machine_lacks_fails_with_its_name(trial: Trial, alone: str) -> None:
+def test_a_path_that_one_machine_lacks_fails_with_its_name(trial, alone):
     trial.on("n1", "mkdir", "/tmp/images")
     trial.on("n1", "cp", "-r", "data/digits", "/tmp/images/digits")
     job = trial.submit("on-one", "--data.root=/tmp/images/digits", options="--nodelist=n1,n2")
@@ -199,7 +198,7 @@ def test_a_path_that_one_machine_lacks_fails_with_its_name(trial: Trial, alone: 
     assert (job["Restarts"], job["ExitCode"]) == ("0", "2:0")
 
 
-def test_five_failures_in_a_row_stop_a_job(trial: Trial) -> None:
+def test_five_failures_in_a_row_stop_a_job(trial):
     job = trial.submit("dies", "--trainer.callbacks+=pace.Dies")
     job.wait_for("FAILED")
     assert job["Restarts"] == "5"
@@ -210,8 +209,8 @@ def test_five_failures_in_a_row_stop_a_job(trial: Trial) -> None:
 # Other machines
 
 
-def test_from_three_machines_to_two_and_back_with_the_same_images_a_step(trial: Trial) -> None:
-    def submit(run: str, **shape: Any) -> Job:
+def test_from_three_machines_to_two_and_back_with_the_same_images_a_step(trial):
+    def submit(run, **shape):
         plain = ["--data.batch_size=96", "--data.mixup=0", "--data.cutmix=0"]
         seen = ["--trainer.callbacks+=recorder.Recorder", f"--trainer.callbacks.folder=seen-{run}"]
         return trial.submit(run, *plain, *seen, **shape)

@@ -32,7 +32,7 @@ LIMIT = 600.0
 class Trial:
     """A cluster, and a folder on its shared disk in which runs train as in a clone."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster):
         self.cluster = cluster
         self.folder = cluster.shared / "project"
         cait = self.folder / ".venv/bin/cait"
@@ -96,7 +96,7 @@ class Trial:
         except OSError:
             return 0
 
-    def wait_for_steps(self, run: str, steps: int) -> None:
+    def wait_for_steps(self, run: str, steps: int):
         wait_until(lambda: self.steps(run) >= steps, f"{run} has {steps} steps", LIMIT)
 
     def workers(self, machine: str) -> list[str]:
@@ -112,26 +112,26 @@ class Trial:
         command = self.cluster.command(machine, "pgrep", "--full", pattern)
         return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
-    def kill(self, machine: str) -> None:
+    def kill(self, machine: str):
         self.on(machine, "kill", "-KILL", *self.workers(machine))
 
-    def pull_cable(self, machine: str, seconds: float) -> None:
+    def pull_cable(self, machine: str, seconds: float):
         self.cluster.unplug(machine)
         time.sleep(seconds)
         self.cluster.plug(machine)
 
-    def restart_slurmctld(self) -> None:
+    def restart_slurmctld(self):
         self.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
         time.sleep(5)
         self.on(LOGIN, "slurmctld")
 
-    def freeze_disk(self) -> None:
+    def freeze_disk(self):
         """Let all that is written to the shared disk wait for three seconds."""
         call("fsfreeze", "--freeze", self.cluster.shared)
         time.sleep(3)
         call("fsfreeze", "--unfreeze", self.cluster.shared)
 
-    def assert_same(self, run: str, other: str) -> None:
+    def assert_same(self, run: str, other: str):
         """Two runs ended with the same weights, states and metrics, to the last bit."""
         assert_same(self.folder / "logs" / run, self.folder / "logs" / other)
 
@@ -159,28 +159,28 @@ class Job:
         """The lines in which `cait` says why it ends."""
         return [line for line in self.output.splitlines() if line.startswith("cait: error:")]
 
-    def wait_for(self, *states: str) -> None:
+    def wait_for(self, *states: str):
         def is_there() -> bool:
             return self["JobState"] in states
 
         wait_until(is_there, f"job {self.number} is {' or '.join(states)}", LIMIT)
 
-    def wait_for_restart(self, number: int = 1) -> None:
+    def wait_for_restart(self, number: int = 1):
         def has_restarted() -> bool:
             return int(self["Restarts"]) >= number and self["JobState"] == "RUNNING"
 
         wait_until(has_restarted, f"job {self.number} has restarted {number} times", LIMIT)
 
-    def requeue(self) -> None:
+    def requeue(self):
         self.trial.on(LOGIN, "scontrol", "requeue", self.number)
 
-    def complete(self) -> None:
+    def complete(self):
         """Wait until it has ended without an error."""
         self.wait_for("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         assert self["JobState"] == "COMPLETED", self.output
 
 
-def images_by_step(folder: Path) -> dict[int, set[str]]:
+def images_by_step(folder):
     """The images of each step, of all processes, as `recorder.Recorder` has written them."""
     steps: dict[int, set[str]] = defaultdict(set)
     for path in folder.glob("[0-9]*.jsonl"):

@@ -1,8 +1,6 @@
 """The augmentation operations on arrays against timm's on images, on real photographs."""
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from cait.extras.fast_input.ops import on_arrays
 SHIFTS = [name for name in NAME_TO_OP if name.startswith(("Shear", "Translate"))]
 
 
-def images(photographs: list[Image.Image]) -> Iterator[Image.Image]:
+def images(photographs):
     """Crops of several sizes, one with a frame of pure colors and one of a single color."""
     for number, (width, height) in enumerate([(96, 96), (64, 40), (33, 57), (5, 4)]):
         yield photographs[number % 2].resize((width, height), Image.Resampling.BICUBIC)
@@ -24,12 +22,7 @@ def images(photographs: list[Image.Image]) -> Iterator[Image.Image]:
     yield Image.new("RGB", (20, 30), (3, 200, 77))
 
 
-def differences(
-    name: str,
-    image: Image.Image,
-    amount: tuple[Any, ...],
-    resample: Image.Resampling = Image.Resampling.BICUBIC,
-) -> np.ndarray:
+def differences(name, image, amount, resample=Image.Resampling.BICUBIC):
     settings = dict(fillcolor=(124, 116, 104), resample=resample)
     random.seed(0)  # a blur draws its radius
     theirs = np.asarray(NAME_TO_OP[name](image, *amount, **settings)).astype(int)
@@ -44,7 +37,7 @@ def differences(
 
 
 @pytest.mark.parametrize("name", sorted(NAME_TO_OP))
-def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None:
+def test_operations_are_timms(photographs, name):
     found = []
     for seed in range(10):
         for image in images(photographs):
@@ -58,9 +51,7 @@ def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None
 
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("amount", [0.0, 1.0, -0.5, -0.98, 3.4, 1e9])
-def test_shifts_of_any_size_are_timms(
-    photographs: list[Image.Image], name: str, amount: float
-) -> None:
+def test_shifts_of_any_size_are_timms(photographs, name, amount):
     for image in images(photographs):
         if name in ("TranslateX", "TranslateY"):
             amount *= image.width
@@ -69,7 +60,5 @@ def test_shifts_of_any_size_are_timms(
 
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.NEAREST])
-def test_shifts_by_another_filter_are_pillows(
-    photographs: list[Image.Image], name: str, resample: Image.Resampling
-) -> None:
+def test_shifts_by_another_filter_are_pillows(photographs, name, resample):
     assert differences(name, photographs[0].resize((40, 40)), (0.3,), resample).max() == 0

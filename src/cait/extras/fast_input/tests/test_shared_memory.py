@@ -4,8 +4,6 @@ import gc
 import sys
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ class Images:
         return (torch.full(SHAPE, index, dtype=torch.uint8), None), index
 
 
-def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
+def loader(batches, **settings):
     return DataLoader(
         Images(),
         batch_size=4,
@@ -39,18 +37,18 @@ def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
     )
 
 
-def shared(places: int = 4) -> SharedBatches:
+def shared(places=4):
     return SharedBatches(workers=2, places=places, size=4 * 5 * 6 * 3)
 
 
-def number(images: Tensor) -> int:
+def number(images):
     """Of the batch, which must be whole."""
     expected = torch.arange(int(images[0, 0, 0, 0]), int(images[0, 0, 0, 0]) + 4, dtype=torch.uint8)
     assert torch.equal(images, expected.view(-1, 1, 1, 1).expand(4, *SHAPE))
     return int(expected[0]) // 4
 
 
-def test_batches_come_through_and_their_places_are_used_again() -> None:
+def test_batches_come_through_and_their_places_are_used_again():
     batches = shared()
     pointers = set()
     for turn, (images, labels, erased) in enumerate(loader(batches)):
@@ -64,7 +62,7 @@ def test_batches_come_through_and_their_places_are_used_again() -> None:
     assert not batches.taken.any()
 
 
-def test_what_is_kept_of_batches_stays_as_it_is() -> None:
+def test_what_is_kept_of_batches_stays_as_it_is():
     too_large = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)  # goes PyTorch's way
     for batches in (shared(), too_large):
         assert [number(images) for images in [images for images, *_ in loader(batches)]] == list(
@@ -77,7 +75,7 @@ def test_what_is_kept_of_batches_stays_as_it_is() -> None:
     assert [int(part.unique()) for part in parts] == [4 * turn + 1 for turn in range(30)]
 
 
-def test_batches_of_a_pass_that_is_given_up_are_freed() -> None:
+def test_batches_of_a_pass_that_is_given_up_are_freed():
     batches = shared()
     loading = loader(batches, persistent_workers=True)  # others take with them what they have sent
     for _ in range(6):
@@ -87,14 +85,14 @@ def test_batches_of_a_pass_that_is_given_up_are_freed() -> None:
     assert not batches.taken.any()
 
 
-def test_without_workers_nothing_is_shared() -> None:
+def test_without_workers_nothing_is_shared():
     batches = shared()
     samples = [Images()[index] for index in range(4)]
     assert number(collate(samples, batches)[0]) == 0
     assert not batches.taken.any()
 
 
-def test_all_loaders_hand_over_their_images_in_shared_memory(digits_root: Path) -> None:
+def test_all_loaders_hand_over_their_images_in_shared_memory(digits_root):
     data = ImageNetDataModule(str(digits_root), img_size=16, batch_size=64, num_workers=1)
     data.setup("fit")
     for loading in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):

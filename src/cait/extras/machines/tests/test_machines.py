@@ -1,19 +1,16 @@
 """Processes on several machines: they list once, and what differs ends the run of all."""
 
 import json
-import re
 import shutil
 import socket
-import subprocess
 import sys
-from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from harness import LIMIT, SMALL, Cait, checkpoint, link_digits, start
-from runs import ENDLESS, TWO, torchrun
+from harness import SMALL, checkpoint
+from modules import images_in
+from runs import TWO, torchrun
 from together import together
 
 from cait.errors import UserError
@@ -24,106 +21,95 @@ from cait.run.program import Processes
 
 HOST = socket.gethostname()
 SAME = "all processes of a run need the same data, code and settings"
-ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
-LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt: {SAME}"
+FIRST = f"process 0 on {HOST}"
 
 
-def failing() -> None:
-    raise UserError("no image")
+def test_a_value_is_made_once_on_each_machine(monkeypatch):
+    """A machine is known by the folder that it lists, too."""
+
+    def main(processes, rank):
+        return share(processes, "one" if rank == 0 else "other", lambda: rank)
+
+    assert together(main, monkeypatch) == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("main", "expected"),
-    [
-        (lambda processes, rank: share(processes, "here", lambda: rank), [0] * 3),
-        (
-            lambda processes, rank: share(processes, "apart"[rank > 0 :], lambda: {rank}),
-            [{0}, {1}, {1}],
-        ),
-        (
-            lambda processes, rank: share(processes, "here", failing),
-            ["no image", *[f"process 0 on {HOST}: no image"] * 2],
-        ),
-        (
-            lambda processes, rank: share(processes, str(rank), failing if rank == 2 else str),
-            [*[f"process 2 on {HOST}: no image"] * 2, "no image"],
-        ),
-        (lambda processes, rank: compare({"--model.lr": "0.1"}, processes.agree), [None] * 3),
-        (
-            lambda processes, rank: compare(
-                {"--model.lr": "0.1" if rank else "0.2"}, processes.agree
-            ),
-            [ODD] * 3,
-        ),
-        (
-            lambda processes, rank: compare(
-                {} if rank == 1 else {"checkpoint": "last.ckpt"}, processes.agree
-            ),
-            [LACKS] * 3,
-        ),
-    ],
-)
-def test_processes_share_and_compare_before_they_train(
-    main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_error_of_one_process_is_that_of_all(failing, monkeypatch):
+    def fail():
+        raise UserError("no image")
+
+    def main(processes, rank):
+        return share(processes, str(rank), fail if rank == failing else str)
+
+    expected = [f"process {failing} on {HOST}: no image"] * 3
+    expected[failing] = "no image"
     assert together(main, monkeypatch) == expected
 
 
-@pytest.mark.parametrize("lacking", [None, 1])
-def test_a_machine_that_does_not_see_the_folder_of_the_run_is_named(
-    lacking: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = RunLock(tmp_path / "run")
-    folders = [tmp_path / ("run" if rank != lacking else "own/run") for rank in range(3)]
-    monkeypatch.setattr(machines, "PATIENCE", 0.0)
-    answers = together(lambda processes, rank: check_shared(folders[rank], processes), monkeypatch)
-    lock.roll_back()
-    if lacking is None:
-        assert answers == [None] * 3
-    else:
-        for folder, answer in zip(folders, answers, strict=True):
-            assert answer.startswith(f"{HOST} does not see {folder} as {HOST} has it: all machines")
+@pytest.mark.parametrize(
+    ("name", "values", "differs"),
+    [
+        ("--model.lr", "0.1 0.1 0.1", False),
+        ("--model.lr", "0.2 0.1 0.1", True),
+        ("checkpoint", "last.ckpt None last.ckpt", True),
+        # only where both have it
+        ("your file my_loss.py", "a a None", False),
+        ("your file my_loss.py", "None a None", False),
+        ("your file my_loss.py", "a b None", True),
+    ],
+)
+def test_what_differs_is_named_in_all_processes(name, values, differs, monkeypatch):
+    def main(processes, rank):
+        value = values.split()[rank]
+        compare({} if value == "None" else {name: value}, processes.agree)
+
+    first, second, _ = values.split()
+    line = f"process 1 on {HOST} has {name} {second}, {FIRST} {first}: {SAME}"
+    assert together(main, monkeypatch) == [line if differs else None] * 3
 
 
-def test_a_file_of_ones_own_is_compared_only_where_both_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_ones_own_is_known_by_its_content(tmp_path, monkeypatch):
     path = tmp_path / "my_loss.py"
-    path.write_text("x = 1")
-    module = SimpleNamespace(__file__=str(path))
-    monkeypatch.setitem(sys.modules, "my_loss", cast(Any, module))
-    before = own_files()
-    path.write_text("x = 2")
-    after = own_files()
-    assert before.keys() == after.keys()
-    name = "your file my_loss.py"
-    assert before[name] != after[name]
-    for first, second, differs in ((before, after, True), (before, {}, False), ({}, after, False)):
-        words = [json.dumps([HOST, facts]) for facts in (first, second)]
-        with pytest.raises(UserError, match=name) if differs else nullcontext():
-            compare(second, lambda _, words=words: words)
+    module: Any = SimpleNamespace(__file__=str(path))
+    monkeypatch.setitem(sys.modules, "my_loss", module)
+    digests = set()
+    for text in ("x = 1", "x = 2"):
+        path.write_text(text)
+        digests.add(own_files()["your file my_loss.py"])
+    assert len(digests) == 2
 
 
-@pytest.mark.parametrize("own", [{"classes": "cat, dog"}, {"classes": "dog, cat"}])
-def test_processes_that_lightning_starts_are_compared_once_they_are_connected(
-    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gather(words: list[str], word: str) -> None:
-        words[:] = [json.dumps([HOST, {"classes": "cat, dog"}]), word]
+def test_a_machine_that_does_not_see_the_folder_of_the_run_is_named(tmp_path, monkeypatch):
+    def main(processes, rank):
+        check_shared(folders[rank], processes)
 
+    monkeypatch.setattr(machines, "PATIENCE", 0.0)
+    lock = RunLock(tmp_path / "run")
+    folders = [tmp_path / "run"] * 3
+    assert together(main, monkeypatch) == [None] * 3
+    folders[1] = tmp_path / "own/run"
+    answers = together(main, monkeypatch)
+    for folder, answer in zip(folders, answers, strict=True):
+        assert answer.startswith(f"{HOST} does not see {folder} as {HOST} has it: all machines")
+    lock.roll_back()
+
+
+def test_processes_that_lightning_starts_are_compared_once_they_are_connected(monkeypatch):
+    def gather(words, word):
+        words[:] = [json.dumps([HOST, facts]), word]
+
+    facts = {"classes": "cat, dog"}
     monkeypatch.setattr(machines.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(machines.dist, "all_gather_object", gather)
-    monkeypatch.setattr(machines, "facts", lambda run: run)
-    program = SimpleNamespace(processes=Processes())
-    [comparison] = callbacks(SimpleNamespace(program=program))
-    comparison.run = own
-    comparison.setup(SimpleNamespace(world_size=1), None, stage="fit")
-    if own["classes"] == "cat, dog":
-        comparison.setup(SimpleNamespace(world_size=2), None, stage="fit")
-        return
-    says = f"process 1 on {HOST} has classes dog, cat, process 0 on {HOST} cat, dog: {SAME}"
-    with pytest.raises(UserError, match=re.escape(says)):
-        comparison.setup(SimpleNamespace(world_size=2), None, stage="fit")
+    monkeypatch.setattr(machines, "facts", lambda facts: facts)
+    run: Any = SimpleNamespace(program=SimpleNamespace(processes=Processes()))
+    [comparison] = callbacks(run)
+    comparison.run = facts
+    comparison.setup(SimpleNamespace(world_size=2))
+    comparison.run = {"classes": "dog, cat"}
+    comparison.setup(SimpleNamespace(world_size=1))
+    with pytest.raises(UserError, match=r"has classes dog, cat, .* cat, dog: "):
+        comparison.setup(SimpleNamespace(world_size=2))
 
 
 OF_A_SET = """
@@ -149,52 +135,30 @@ class Classes:
 
 
 @pytest.mark.slow
-def test_classes_in_another_order_end_a_run_that_lightning_started(
-    cait: Cait, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("launcher", [(), torchrun("--standalone")])
+def test_classes_in_another_order_end_the_run_of_all_before_its_first_step(
+    launcher, cait, tmp_path
+):
+    """Whether Lightning has started the second process or a launcher."""
     (tmp_path / "of_a_set.py").write_text(OF_A_SET)
     images = ["--data.root=of_a_set:Classes", "--data.batch_size=4", "--run_name=cut"]
-    failed = cait("fit", *SMALL, *TWO, *images)
-    assert failed.returncode == 2
-    says = f"process 1 on {HOST} has classes elm, ash, process 0 on {HOST} ash, elm: {SAME}"
-    assert says in failed.stderr
-    assert not (tmp_path / "logs/cut").exists()
+    failed = cait("fit", *SMALL, *TWO, *images, command=launcher)
+    assert failed.returncode != 0
+    assert f"process 1 on {HOST} has classes elm, ash, {FIRST} ash, elm: {SAME}" in failed.stderr
+    assert "cait/cli" not in failed.stderr  # no traceback of ours; torchrun shows its own
+    assert not (tmp_path / "logs/cut").exists()  # its name stays free
 
 
-@pytest.mark.slow
-def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(
-    tmp_path: Path, digits_root: Path
-) -> None:
-    for rank in range(2):  # each works in a folder of its own, as on a node with a disk of its own
-        (tmp_path / f"node{rank}").mkdir()
-        link_digits(tmp_path / f"node{rank}", digits_root)
-    (tmp_path / "apart.sh").write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
-    command = (*torchrun("--standalone", "--no_python"), "bash", str(tmp_path / "apart.sh"))
-    (tmp_path / "node0/logs").mkdir()
-    (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
-    (data := tmp_path / "node1/data/digits").unlink()
-    shutil.copytree(digits_root, data)
-    next((data / "train/3").iterdir()).unlink()
-    says = rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"
-    assert re.search(
-        says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command))
-    )
-    assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
-
-
-def error_of(job: subprocess.Popen[str]) -> str:
-    """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
-    output = job.communicate(timeout=LIMIT)[0]
-    lines = [
-        line.removeprefix("cait: error: ")
-        for line in output.splitlines()
-        if line.startswith("cait: error:")
-    ]
-    assert lines, output
-    assert job.returncode != 0
-    assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
-    assert all(line.endswith(min(lines, key=len)) for line in lines), lines
-    return max(lines, key=len)
+def test_a_machine_that_lacks_an_image_differs(tmp_path, digits_root):
+    shutil.copytree(digits_root, tmp_path / "copy")
+    min((tmp_path / "copy/train/3").iterdir()).unlink()
+    differing = []
+    for root in (digits_root, tmp_path / "copy"):
+        data = images_in(root, img_size=8)
+        data.setup("fit")
+        differing.append(data.facts()["training images"])
+    assert differing[0].startswith("1,437 (")
+    assert differing[1].startswith("1,436 (")
 
 
 WATCHED = """
@@ -215,9 +179,7 @@ sys.addaudithook(look)
 
 
 @pytest.mark.slow
-def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(
-    cait: Cait, tmp_path: Path
-) -> None:
+def test_torchruns_processes_train_one_run_by_a_recipe_for_one_device(cait, tmp_path):
     (tmp_path / "watched.py").write_text(WATCHED)
     recipe = [
         *SMALL,

@@ -1,6 +1,6 @@
 """The convolutional stems against timm's XCiT and plain layers; their weights at another resolution."""
 
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 import timm
@@ -11,81 +11,78 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.model.cait import CaiT
 from cait.model.network import counts_twice
 from cait.model.weights import load_weights
 
-SHALLOW: dict = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
 
-
-def with_stem(
-    img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object
-) -> CaiT:
+def with_stem(stem, img_size=32, patch_size=8, **fields):
     torch.manual_seed(0)
+    shallow = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
     return cait.create_model(
-        "xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **(SHALLOW | fields)
+        "xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **(shallow | fields)
     )
 
 
+@pytest.mark.parametrize("stem", ["conv", "pooled", "patch"])
 @pytest.mark.parametrize(("img_size", "patch_size"), [(16, 4), (28, 14), (20, 5), (4, 1)])
-def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
+def test_any_patch_size_gives_as_many_tokens_as_the_patches(stem, img_size, patch_size):
     images = torch.randn(2, 1, img_size, img_size)
-    for stem in ("conv", "pooled", "patch"):
-        model = with_stem(img_size, patch_size, stem, in_chans=1)
-        assert model.patch_embed(images).shape == (2, model.config.num_patches, 32)
-        assert model.patch_embed(images).is_contiguous()
-        step(model, images, 0)
-        assert not counts_twice(model)  # the stem is not among the blocks that are computed again
-        assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
+    model = with_stem(stem, img_size, patch_size, in_chans=1)
+    tokens = model.patch_embed(images)
+    assert tokens.shape == (2, model.config.num_patches, 32)
+    assert tokens.is_contiguous()
+    step(model, images, 0)
+    assert not counts_twice(model)  # the stem is not among the blocks that are computed again
+    for parameter in model.patch_embed.parameters():
+        assert parameter.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("patch_size", "widths"), [(16, (16, 16, 32, 64)), (4, (32, 64))])
-def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(
-    patch_size: int, widths: tuple
-) -> None:
-    stem = with_stem(64, patch_size, "pooled", embed_dim=64).patch_embed
-    expected, before = nn.Sequential(), 3
-    for width in widths:
-        is_first = before == 3
-        expected.extend(
-            [
-                nn.Conv2d(before, width, 3, 2 if is_first else 1, 1, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(),
-            ]
-        )
-        expected.extend([] if is_first else [nn.MaxPool2d(2)])
-        before = width
-    expected.append(nn.Conv2d(64, 64, 1))
-    expected.load_state_dict(
-        dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True))
-    )
+def convolution(before, width, stride):
+    return [
+        nn.Conv2d(before, width, 3, stride, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+    ]
+
+
+@pytest.mark.parametrize(("patch_size", "widths"), [(16, [16, 16, 32, 64]), (4, [32, 64])])
+def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_size, widths):
+    stem = with_stem("pooled", 64, patch_size, embed_dim=64).patch_embed
+    layers = convolution(3, widths[0], 2)
+    for before, width in pairwise(widths):
+        layers += [*convolution(before, width, 1), nn.MaxPool2d(2)]
+    expected = nn.Sequential(*layers, nn.Conv2d(64, 64, 1))
+    weights = zip(expected.state_dict(), stem.state_dict().values(), strict=True)
+    expected.load_state_dict(dict(weights))
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
 
 
+def convolutions(module):
+    return [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.BatchNorm2d)]
+
+
 @pytest.mark.parametrize("patch_size", [8, 16])
-def test_the_convolutions_of_a_stem_are_those_of_timms_xcit(patch_size: int) -> None:
+def test_the_convolutions_of_a_stem_are_those_of_timms_xcit(patch_size):
     """XCiT has them without the ReLU and the projection at the end."""
-    stem = with_stem(64, patch_size, embed_dim=64).patch_embed
-    theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
-    kinds = nn.Conv2d, nn.BatchNorm2d
-    layers = [[m for m in part.modules() if isinstance(m, kinds)] for part in (stem.layers, theirs)]
-    for ours, their in zip(*layers, strict=True):
-        their.load_state_dict(ours.state_dict())
+    stem = with_stem("conv", 64, patch_size, embed_dim=64).patch_embed
+    xcit = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
+    for ours, theirs in zip(convolutions(stem.layers), convolutions(xcit), strict=True):
+        theirs.load_state_dict(ours.state_dict())
     images = torch.randn(2, 3, 64, 64)
     for training in (True, False):  # in evaluation with the statistics of the pass before
-        ours, their = stem.train(training).layers(images), theirs.train(training)(images)[0]
-        torch.testing.assert_close(ours.flatten(2).transpose(1, 2), their.relu())
+        expected = xcit.train(training)(images)[0].relu()
+        tokens = stem.train(training).layers(images).flatten(2).transpose(1, 2)
+        torch.testing.assert_close(tokens, expected)
 
 
-def test_the_weights_of_a_stem_fit_another_resolution_and_no_other_stem(tmp_path: Path) -> None:
-    model, path = with_stem(), tmp_path / "conv.pth"
+def test_the_weights_of_a_stem_fit_another_resolution_and_no_other_stem(tmp_path):
+    model, path = with_stem("conv"), tmp_path / "conv.pth"
     torch.save(model.state_dict(), path)
-    larger = with_stem(48)
+    larger = with_stem("conv", 48)
     assert load_weights(larger, path) == ["positions resized from 16 to 36 patches"]
     for name, weight in model.patch_embed.state_dict().items():
         assert torch.equal(larger.patch_embed.state_dict()[name], weight)
-    for other in (with_stem(stem="patch"), with_stem(patch_size=4)):
-        with pytest.raises(UserError, match="is of another network: patch_embed"):
+    for other in (with_stem("patch"), with_stem("conv", patch_size=4)):
+        with pytest.raises(UserError, match="patch_embed"):
             load_weights(other, path)

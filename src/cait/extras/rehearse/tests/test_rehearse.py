@@ -6,93 +6,38 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import LIMIT, SMALL, call, start
+import yaml
+from harness import LIMIT, SMALL, start
 from runs import torchrun
 
 from cait import cores
 from cait.extras.rehearse import keeper, measure, memory, report, verb
 
-FIGURES: dict[str, Any] = dict(
-    device="H100",
-    parameters=250_000_000,
-    processes=8,
-    backend="nccl",
-    workers=4,
-    images_a_step=1024,
-    steps=10_000,
-    steps_an_epoch=100,
-    validations_an_epoch=0.5,
-    save_every_n_steps=50,
-    step_seconds=[0.5, 0.49],
-    waiting_shares=[0.02, 0.0],
-    validation_seconds=10.0,
-    save_seconds=1.0,
-    save_bytes=4_300_000_000,
-    add_seconds=0.01,
-    memory=[3.25, 100.0],
-    gpu=None,
-    stop="yes",
-    kill="no: a line",
-)
+TABLE = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
 
 
-def test_the_time_of_a_run_is_that_of_its_steps_validations_and_checkpoints() -> None:
-    # a checkpoint after each of 100 epochs, maybe one after each of 50 validations, 200 by steps
-    assert report.times(FIGURES) == dict(training=5000, validation=500, checkpoints=350)
-    seldom = FIGURES | dict(save_every_n_steps=None, validations_an_epoch=0.0)
-    assert report.times(seldom) == dict(training=5000, validation=0, checkpoints=100)
+@pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: str(row["changed"]))
+def test_the_report_of_figures(row):
+    expected = dict(row)
+    rows = dict(report.rows(TABLE["figures"] | expected.pop("changed")))
+    assert {name: rows[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        ({}, "nothing beside the network, on H100"),
-        (
-            dict(waiting_shares=[0.6, 0], step_seconds=[0.5, 0.2]),
-            "the loader: 60% of a step; raise",
-        ),
-        # a GPU that computes meanwhile waits for nothing
-        (dict(waiting_shares=[0.6, 0]), "nothing"),
-        # processes of the loader that only take its cores from the network are not slow
-        (dict(step_seconds=[0.5, 0.2]), "nothing"),
-        # a run that ended before it could train without the loader
-        (dict(step_seconds=[0.5]), "nothing"),
-        (dict(validation_seconds=100.0), "validation: 48% of the time"),
-        (dict(save_seconds=10.0), "checkpoints: 39% of the time"),
-        (dict(add_seconds=0.25), "adding up gradients, as long as 50% of a step"),
-    ],
-)
-def test_what_is_slow(changed: dict, line: str) -> None:
-    assert report.bound(FIGURES | changed).startswith(line)
-
-
-def test_the_table(capsys: pytest.CaptureFixture) -> None:
-    rows = dict(report.rows(FIGURES))
-    assert rows["will it fit?"] == (
-        "yes: memory 3.2 GB for a process, 100.0 GB left; gpu not measured"
-    )
-    assert rows["how long will it take?"] == (
-        "1 h 37 min: training 1 h 23 min, validation 8 min 20 s, checkpoints 5 min 50 s"
-    )
-    assert (
-        rows["images a second"] == "2,048, without the loader 2,090; 2% of the time waits for them"
-    )
-    assert rows["a checkpoint"] == "1 s, 4,300.0 MB"
-    assert rows["adding up gradients"] == "0.01 s, 175.00 GB/s by nccl"
-    alone = dict(report.rows(FIGURES | dict(add_seconds=0.0)))
-    assert alone["adding up gradients"] == "not measured: there is one process"
-    report.show(FIGURES)
+def test_the_table(capsys):
+    report.show(TABLE["figures"])
     assert "no: a line" in capsys.readouterr().out
 
 
-def test_a_validation_is_as_long_as_its_first_batches_say() -> None:
-    assert measure.validation_seconds([100.0, 105.0, 105.5, 106.0], 21) == 5 + 20 * 0.5
-    assert measure.validation_seconds([100.0, 105.0], 1) == 5
-    assert measure.validation_seconds([], 0) == 0
+@pytest.mark.parametrize(
+    ("times", "batches", "seconds"),
+    [([100.0, 105.0, 105.5, 106.0], 21, 15), ([100.0, 105.0], 1, 5), ([], 0, 0)],
+)
+def test_a_validation_is_as_long_as_its_first_batches_say(times, batches, seconds):
+    assert measure.validation_seconds(times, batches) == seconds
 
 
 class Loader:
@@ -103,58 +48,83 @@ class Loader:
     def __len__(self) -> int:
         return 10
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         return iter(range(10))
 
 
-def test_an_epoch_keeps_its_length() -> None:
+def test_an_epoch_keeps_its_length_when_what_is_ready_is_left_out():
     batches = measure.Batches(Loader())
-    given = []
+    seen = []
     for batch in batches:
-        given.append(batch)
-        batches.drains = len(given) == 2
-    assert given == [0, 1, 6, 7, 8, 9, 1, 1, 1, 1]
+        seen.append(batch)
+        batches.drains = len(seen) == 2
+    assert seen == [0, 1, 6, 7, 8, 9, 1, 1, 1, 1]
     assert len(batches.times) == len(batches) == 10
+
+
+def test_a_batch_is_given_again_and_again():
+    batches = measure.Batches(Loader())
     iterator = iter(batches)
     next(iterator)
     batches.repeats = True
     assert [next(iterator) for _ in range(20)] == [0] * 20
 
 
-def test_the_memory_left_is_that_of_the_tightest_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A folder for /proc and the groups of processes."""
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+    return tmp_path
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.usefixtures("machine")
+def test_where_nothing_is_said_memory_has_no_limit():
     assert memory.left() == float("inf")
-    step = tmp_path / "groups/job/step"
-    step.mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal:  9 kB\nMemAvailable:    8000 kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/\n0::/job/step\n")
-    (step / "memory.max").write_text("max\n")
+
+
+def test_the_memory_left_is_that_of_the_tightest_group(machine):
+    of_machine = {
+        "proc/meminfo": "MemTotal:  9 kB\nMemAvailable:    8000 kB\n",
+        "proc/self/cgroup": "1:cpu:/\n0::/job/step\n",
+        "groups/job/step/memory.max": "max\n",
+    }
+    write(machine, of_machine)
     assert memory.left() == 8_192_000
-    for name, text in (
-        ("max", "5000\n"),
-        ("current", "4500\n"),
-        ("stat", "anon 1\ninactive_file 300\n"),
-    ):
-        (step.parent / f"memory.{name}").write_text(text)
+    of_job = {
+        "memory.max": "5000\n",
+        "memory.current": "4500\n",
+        "memory.stat": "anon 1\ninactive_file 300\n",
+    }
+    write(machine / "groups/job", of_job)
     assert memory.left() == 800
 
 
-def test_the_line_of_a_process_that_failed(tmp_path: Path) -> None:
-    output = tmp_path / "output.txt"
-    output.write_text("a\ncait: error: out of memory: less; to continue: cait resume x\nb\n")
-    assert verb.last_line(2, output) == "out of memory: less"
-    assert verb.last_line(-9, output) == "killed by signal 9: memory ran out, or it hung"
-    output.write_text("Fatal Python error\n")
-    assert verb.last_line(-6, output) == "Fatal Python error"
-    output.write_text("")
-    assert verb.last_line(1, output) == ""
+@pytest.mark.parametrize(
+    ("status", "output", "line"),
+    [
+        (
+            2,
+            "a\ncait: error: out of memory: less; to continue: cait resume x\nb\n",
+            "out of memory: less",
+        ),
+        (-9, "a\n", "killed by signal 9: memory ran out, or it hung"),
+        (-6, "Fatal Python error\n", "Fatal Python error"),
+        (1, "", ""),
+    ],
+)
+def test_the_line_of_a_process_that_failed(status, output, line, tmp_path):
+    (tmp_path / "output.txt").write_text(output)
+    assert verb.last_line(status, tmp_path / "output.txt") == line
 
 
-def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path: Path) -> None:
+def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path):
     folder = tmp_path / "folder"
     (folder / "run").mkdir(parents=True)
     first, last = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
@@ -175,126 +145,130 @@ def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path: Path) -> Non
     first.wait()
 
 
-CALLBACK = "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse"
-
-
-def rehearsed(place: Path, monkeypatch: pytest.MonkeyPatch, *words: str, **task: Any) -> dict:
-    """The report of `fit` in this process, with this task."""
-    task = dict(folder=str(place), phase="test", seconds=0.2) | task
+def test_a_run_is_measured_and_then_stopped(cait, tmp_path, monkeypatch):
+    task = dict(folder=str(tmp_path), phase="test", seconds=0.2, actions={"2": ["save", "measure"]})
     monkeypatch.setenv(measure.TASK, json.dumps(task))
-    done = call(place, "fit", *SMALL, "--run_name=test", CALLBACK, *words)
+    words = [
+        "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse",
+        "--trainer.num_sanity_val_steps=4",
+        "--model.lr_base_size=512",  # the rate follows from what the loader says of its batches
+    ]
+    done = cait("fit", *SMALL, "--run_name=test", *words)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    return json.loads((place / "test.json").read_text())
-
-
-def test_a_run_is_measured_and_then_stopped(cait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = cait.args[0]
-    task = dict(actions={"2": ["save", "measure"]})
-    # the rate follows from what the loader says of its batches
-    words = ["--trainer.num_sanity_val_steps=4", "--model.lr_base_size=512"]
-    figures = rehearsed(place, monkeypatch, *words, **task)
+    figures = json.loads((tmp_path / "test.json").read_text())
     assert [*figures["bits"]] == ["2"]
-    assert figures["steps"] == 30 * figures["steps_an_epoch"] == 30 * 22
-    assert (figures["images_a_step"], figures["validations_an_epoch"]) == (64, 1)
-    _, without = figures["step_seconds"]
-    assert 0 < without < 10
+    assert figures["steps"] == 30 * 22
+    assert figures["steps_an_epoch"] == 22
+    assert figures["images_a_step"] == 64
+    assert figures["validations_an_epoch"] == 1
+    assert 0 < figures["step_seconds"][1] < 10
     assert 0 <= figures["waiting_shares"][0] < 1
     assert figures["validation_seconds"] > 0
     assert figures["save_bytes"] > 100_000
     assert report.rows(figures | dict(memory=None, stop="", kill=""))
 
 
-def test_a_run_that_is_too_short_is_refused(cait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(measure.TASK, json.dumps(dict(actions={}, phase="", folder="", seconds=1)))
-    done = cait("fit", *SMALL, CALLBACK, "--trainer.max_steps=19")
+def test_a_run_that_is_too_short_is_refused(cait, monkeypatch):
+    task = dict(actions={}, phase="", folder="", seconds=1)
+    monkeypatch.setenv(measure.TASK, json.dumps(task))
+    callback = "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse"
+    done = cait("fit", *SMALL, callback, "--trainer.max_steps=19")
     assert done.returncode == 2
     assert "a rehearsal needs a run of 20 steps or more" in done.stderr
 
 
-# ----------------------------------------------------------------------------------------------- whole rehearsals
+# Whole rehearsals
 
 
-def table(output: str) -> dict[str, str]:
+def rehearse(place, *words, **started):
+    """The status, and what is printed."""
+    job = start(place, "rehearse", *words, **started)
+    output = job.communicate(timeout=LIMIT)[0]
+    return job.returncode, output
+
+
+def table(output):
     lines = [line.strip("│\n").split("│") for line in output.splitlines() if line.startswith("│")]
     return {name.strip(): text.strip() for name, text in lines}
 
 
-def left_in(place: Path) -> list[str]:
+def left_in(place):
     """What a rehearsal has left in logs/, beside its figures."""
     return [path.name for path in (place / "logs").iterdir() if path.suffix != ".json"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["alone", "devices", "torchrun"])
-def test_a_whole_rehearsal(how: str, cait: Any) -> None:
-    place = cait.args[0]
-    command = torchrun("--standalone") if how == "torchrun" else ()
-    words = ["--trainer.devices=2"] if how == "devices" else []
-    job = start(place, "rehearse", *SMALL, *words, "--minutes=0.1", command=command)
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
+@pytest.mark.parametrize(
+    ("words", "command", "processes"),
+    [([], (), 1), (["--trainer.devices=2"], (), 2), ([], torchrun("--standalone"), 2)],
+    ids=["alone", "devices", "torchrun"],
+)
+@pytest.mark.usefixtures("cait")
+def test_a_whole_rehearsal(words, command, processes, tmp_path):
+    status, output = rehearse(tmp_path, *SMALL, *words, "--minutes=0.1", command=command)
+    assert status == 0, output
     rows = table(output)
     assert rows["will it fit?"].startswith("yes: memory")
-    assert rows["can I stop it at any time?"].startswith(
-        "yes: it goes on with the same bits; it ended"
-    )
-    assert rows["and after kill -9?"] == "yes: it goes on with the same bits"
-    [path] = (place / "logs").glob("rehearsal-*.json")
-    figures = json.loads(path.read_text())
-    processes = 1 if how == "alone" else 2
-    assert figures["processes"] == processes
+    goes_on = "yes: it goes on with the same bits"
+    assert rows["can I stop it at any time?"].startswith(f"{goes_on}; it ended")
+    assert rows["and after kill -9?"] == goes_on
     assert ("gloo" in rows["adding up gradients"]) == (processes == 2)
-    assert left_in(place) == []
+    [path] = (tmp_path / "logs").glob("rehearsal-*.json")
+    assert json.loads(path.read_text())["processes"] == processes
+    assert left_in(tmp_path) == []
+
+
+OWN = """
+import os, time, torch
+
+def sleepy(image):
+    time.sleep(0.02)
+    return image
+
+class Draws(torch.nn.Module):
+    # from a generator of its own, which no seed reaches
+    def __init__(self, img_size, num_classes):
+        super().__init__()
+        self.head = torch.nn.Linear(3 * img_size**2, num_classes)
+        self.drawn = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))
+
+    def forward(self, images):
+        noise = torch.rand(images.shape, generator=self.drawn)
+        return self.head((images + self.training * noise).flatten(1))
+
+def too_large(num_classes):
+    raise MemoryError
+"""
+WORDS = [word for word in SMALL if not word.startswith("--model.fields.")]
 
 
 @pytest.mark.slow
-def test_a_slow_loader_and_other_bits(cait: Any) -> None:
-    """A data set that sleeps, and a network that draws from a generator of its own, which no seed reaches."""
-    place = cait.args[0]
-    (place / "own.py").write_text(
-        "import os, time, torch\n"
-        "def sleepy(image):\n"
-        "    time.sleep(0.02)\n"
-        "    return image\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self, img_size, num_classes):\n"
-        "        super().__init__()\n"
-        "        self.head = torch.nn.Linear(3 * img_size**2, num_classes)\n"
-        "        self.drawn = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))\n"
-        "    def forward(self, images):\n"
-        "        noise = torch.rand(images.shape, generator=self.drawn)\n"
-        "        return self.head((images + self.training * noise).flatten(1))\n"
-    )
-    own = ["--model.name=own:Net", "--model.fields=null", "--data.augment_ops=[own:sleepy]"]
-    words = [word for word in SMALL if not word.startswith("--model.fields.")]
-    job = start(place, "rehearse", *words, *own, "--minutes=0.1")
-    output = job.communicate(timeout=LIMIT)[0]
+@pytest.mark.usefixtures("cait")
+def test_a_slow_loader_and_other_bits_are_told(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = ["--model.name=own:Draws", "--model.fields=null", "--data.augment_ops=[own:sleepy]"]
+    _, output = rehearse(tmp_path, *WORDS, *own, "--minutes=0.1")
     rows = table(output)
     assert rows["what is slow?"].startswith("the loader: "), output
-    assert rows["can I stop it at any time?"].startswith("yes, but it goes on with other bits"), (
-        output
-    )
+    assert rows["can I stop it at any time?"].startswith("yes, but it goes on with other bits")
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_fit_ends_in_a_line(cait: Any) -> None:
-    place = cait.args[0]
-    (place / "own.py").write_text("def net(num_classes):\n    raise MemoryError\n")
-    own = ["--model.name=own:net", "--model.fields=null"]
-    words = [word for word in SMALL if not word.startswith("--model.fields.")]
-    job = start(place, "rehearse", *words, *own)
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 2
+@pytest.mark.usefixtures("cait")
+def test_a_run_that_does_not_fit_ends_in_a_line(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = ["--model.name=own:too_large", "--model.fields=null"]
+    status, output = rehearse(tmp_path, *WORDS, *own)
+    assert status == 2
     assert output.splitlines()[-1].startswith("cait: error: the run does not fit: "), output
-    assert left_in(place) == []
+    assert left_in(tmp_path) == []
 
 
-def group_lives(folder: Path) -> bool:
+def group_lives(folder):
     """Whether a process works for a folder."""
-    words = os.fsencode(folder.name)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if words in path.read_bytes():
+            if folder.name.encode() in path.read_bytes():
                 return True
         except OSError:
             continue
@@ -302,15 +276,15 @@ def group_lives(folder: Path) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cait")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_rehearsal_that_is_stopped_leaves_nothing(number: int, cait: Any) -> None:
-    place = cait.args[0]
-    job = start(place, "rehearse", *SMALL, "--minutes=3")
+def test_a_rehearsal_that_is_stopped_leaves_nothing(number, tmp_path):
+    job = start(tmp_path, "rehearse", *SMALL, "--minutes=3")
     end = time.monotonic() + LIMIT
-    while not [*place.glob("logs/.rehearsal-*/whole/checkpoints/last.ckpt")]:
+    while not [*tmp_path.glob("logs/.rehearsal-*/whole/checkpoints/last.ckpt")]:
         assert time.monotonic() < end
         time.sleep(0.1)
-    [folder] = place.glob("logs/.rehearsal-*")
+    [folder] = tmp_path.glob("logs/.rehearsal-*")
     assert group_lives(folder)
     os.kill(job.pid, number)
     job.wait()

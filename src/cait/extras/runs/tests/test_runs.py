@@ -4,41 +4,89 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from filelock import FileLock
 
 from cait.cli import main
 from cait.extras.runs.verb import describe
 
-
-def write_run(
-    folder: Path, name: str, metrics: str, changed: float, checkpoint: bool = True, epochs: int = 3
-) -> Path:
-    run = folder / "logs" / name
-    run.mkdir(parents=True)
-    config = (
-        f"trainer: {{max_epochs: {epochs}}}\nmodel: {{name: xxs24}}\ndata: {{root: data/digits}}\n"
-    )
-    (run / "config.yaml").write_text(config)
-    if metrics:
-        (run / "metrics.csv").write_text(
-            f"epoch,lr,step,train/loss,val/acc1,val_ema/acc1\n{metrics}"
-        )
-        os.utime(run / "metrics.csv", (changed, changed))
-    else:
-        os.utime(run / "config.yaml", (changed, changed))
-    if checkpoint:
-        (run / "checkpoints").mkdir()
-        (run / "checkpoints/last.ckpt").touch()
-    return run
+RUNS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())
+CONFIG = "trainer: {max_epochs: 3}\nmodel: {name: xxs24}\ndata: {root: data/digits}\n"
+COLUMNS = "epoch,lr,step,train/loss,val/acc1,val_ema/acc1"
+RUNNING = "a-long-name-of-a-run-that-is-training"
 
 
-ROWS = "0,,8,,50.5,7.5,2.5,20.5\n1,1e-3,14,2.0,,,,\n1,,17,,70.5,7.25,1.5,30.5\n2,,26,,60.5,7.75,1.75,40.5\n"
+def write(folder, row):
+    """What `describe` reads of a run, with the time of its last change."""
+    folder.mkdir(parents=True)
+    last = folder / "config.yaml"
+    last.write_text(row.get("config", CONFIG))
+    if "metrics" in row:
+        last = folder / "metrics.csv"
+        last.write_text(f"{COLUMNS}\n{row['metrics']}")
+    os.utime(last, (row["changed"], row["changed"]))
+    for name in row.get("files", []):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def logs(place):
+    for name, row in RUNS.items():
+        write(place / "logs" / name, row)
+    return place / "logs"
+
+
+def listed(capsys):
+    main(["runs", "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_runs_are_listed(logs, capsys):
+    with FileLock(logs / RUNNING / ".lock"):
+        rows = listed(capsys)
+        main(["runs"])
+    printed = capsys.readouterr()
+    assert [row["name"] for row in rows] == [*RUNS]
+    for row in rows:
+        expected = RUNS[row["name"]]
+        assert row | expected["says"] == row
+        assert re.search(f"^{expected['line']}", printed.out, re.M)
+    assert [line.split()[0] for line in printed.out.splitlines()[1:]] == [*RUNS]
+    assert "damaged: logs/broken/config.yaml" in printed.err
+
+
+def test_a_run_that_nobody_holds_has_stopped(logs, capsys):
+    with FileLock(logs / RUNNING / ".lock"):
+        pass
+    assert listed(capsys)[1]["state"] == "stopped"
+
+
+@pytest.mark.usefixtures("place")
+def test_where_there_are_no_runs_yet_it_says_how_to_start_one(capsys):
+    main(["runs"])
+    assert "`cait fit --config digits.yaml` starts one" in capsys.readouterr().out
+
+
+ROWS = """epoch,lr,step,train/loss,val/acc1,val_ema/acc1,val/loss,val/acc1_macro
+0,,8,,50.5,7.5,2.5,20.5
+1,1e-3,14,2.0,,,,
+1,,17,,70.5,7.25,1.5,30.5
+2,,26,,60.5,7.75,1.75,40.5
+"""
 
 
 @pytest.mark.parametrize(
-    ("config", "metric", "best"),
+    ("settings", "metric", "best"),
     [
         ("", "val/acc1", 70.5),
         ("best_metric: val/acc1_macro", "val/acc1_macro", 40.5),
@@ -46,74 +94,22 @@ ROWS = "0,,8,,50.5,7.5,2.5,20.5\n1,1e-3,14,2.0,,,,\n1,,17,,70.5,7.25,1.5,30.5\n2
         ("best_metric: val/unknown", "val/unknown", None),
     ],
 )
-def test_the_best_is_by_the_metric_that_chose_the_checkpoint(
-    config: str, metric: str, best: float | None, tmp_path: Path
-) -> None:
-    folder = write_run(tmp_path, "a", "", 1e9)
-    names = "epoch,lr,step,train/loss,val/acc1,val_ema/acc1,val/loss,val/acc1_macro"
-    (folder / "metrics.csv").write_text(f"{names}\n{ROWS}")
-    with (folder / "config.yaml").open("a") as file:
-        file.write(config)
-    row = describe(folder)
-    assert (row["metric"], row["best"], row["epochs"], row["planned"]) == (metric, best, 3, 3)
-    with (folder / "config.yaml").open("a") as file:
-        file.write("\nplan_minutes: 3.0")
-    # the configuration says what was planned before the first validation
-    assert describe(folder)["planned"] is None
+def test_the_best_is_by_the_metric_that_chose_the_checkpoint(settings, metric, best, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG + settings)
+    (tmp_path / "metrics.csv").write_text(ROWS)
+    row = describe(tmp_path)
+    assert row["metric"] == metric
+    assert row["best"] == best
+    assert row["epochs"] == row["planned"] == 3
 
 
-def test_the_runs_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    main(["runs"])
-    assert (
-        "there are no runs in logs yet; `cait fit --config digits.yaml` starts one"
-        in capsys.readouterr().out
-    )
-    ends = "0,,8,,nan,inf\n" + "".join(
-        f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in (1, 2)
-    )
-    (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
-    write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
-    write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
-    # solved, and validated as step 0
-    (write_run(tmp_path, "head", "0,,0,,90.5,\n", 2e8) / ".finished").touch()
-    running = write_run(
-        tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9
-    )
-    (running / "config.yaml").write_text(
-        "model: {name: xxs24, fields: {depth: 6, embed_dim: 96}}\n"
-    )
-    (write_run(tmp_path, "broken", ends, 1e8) / "config.yaml").write_text("trainer: [\n")
-    with FileLock(running / ".lock"):
-        main(["runs", "--json"])
-        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-        main(["runs"])
-    told = capsys.readouterr()
-    assert list(rows) == ["cut", running.name, "whole", "sweep/3", "head", "broken"]
-    states = ["stopped", "running", "finished", "failed", "finished", "stopped"]
-    assert [row["state"] for row in rows.values()] == states
-    assert [row["epochs"] for row in rows.values()] == [1, 0, 3, 0, 0, 0]
-    assert re.search(r"^head .* 0 +val/acc1 90\.50 .* finished", told.out, re.M)
-    assert [rows["cut"][key] for key in ("model", "data", "planned", "best")] == [
-        "xxs24",
-        "data/digits",
-        3,
-        40.5,
-    ]
-    assert (rows["whole"]["best"], rows[running.name]["model"]) == (7.5, "CaiT 6×96")
-    assert "damaged: logs/broken/config.yaml" in told.err
-    assert [line.split()[0] for line in told.out.splitlines()[1:]] == list(rows)
-    assert re.search(r"^cut +xxs24 +data/digits +1/3 +val/acc1 40\.50 .* stopped", told.out, re.M)
-    main(["runs", "--json"])
-    assert json.loads(capsys.readouterr().out)[1]["state"] == "stopped"
+def test_a_run_that_is_planned_by_its_time_has_no_number_of_epochs_yet(tmp_path):
+    (tmp_path / "config.yaml").write_text(f"{CONFIG}plan_minutes: 3.0\n")
+    assert describe(tmp_path)["planned"] is None
 
 
-def test_a_folder_that_cannot_be_listed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(folder: object) -> None:
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path, monkeypatch, capsys):
+    def refuse(folder):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", refuse)

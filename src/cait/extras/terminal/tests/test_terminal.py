@@ -1,6 +1,5 @@
 """A run whose terminal or reader has gone."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -11,31 +10,47 @@ from cait.cores import discard
 from cait.extras.terminal.output import GuardedOutput
 
 
-def test_a_run_whose_output_goes_stops_unless_it_ignores_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    heard: list[int] = []
+@pytest.fixture
+def hangup():
+    """The handler of before comes back."""
     before = signal.getsignal(signal.SIGHUP)
-    try:
-        for handler in (lambda number, _: heard.append(number), signal.SIG_IGN, signal.SIG_DFL):
-            signal.signal(signal.SIGHUP, handler)
-            reader, writer = os.pipe()
-            os.close(reader)
-            dies = (
-                pytest.raises(BrokenPipeError)
-                if handler == signal.SIG_DFL
-                else contextlib.nullcontext()
-            )
-            output = GuardedOutput()
-            with open(writer, "w") as stream, monkeypatch.context() as patch:
-                patch.setattr(sys, "stdout", stream)
-                output.setup()
-                with dies:
-                    print("lost", flush=True)
-                    print("lost too", flush=True)
-                output.teardown()
-                assert sys.stdout is stream
-                discard(stream)
-        assert heard == [signal.SIGHUP]
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def print_under_guard():
+    """To a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = GuardedOutput()
+    with open(writer, "w") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        output.setup()
+        try:
+            print("lost", flush=True)
+            print("lost too", flush=True)
+        finally:
+            output.teardown()
+            assert sys.stdout is stream
+            discard(stream)
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_run_whose_output_goes_gets_the_signal_of_a_closed_terminal():
+    heard: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    print_under_guard()
+    assert heard == [signal.SIGHUP]
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_run_under_nohup_goes_on():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    print_under_guard()
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_program_that_does_not_heed_the_signal_ends():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with pytest.raises(BrokenPipeError):
+        print_under_guard()

@@ -1,0 +1,210 @@
+"""Kills, signals, full disks, torn files, broken loaders: a run survives them, and goes on to the same bits."""
+
+import contextlib
+import functools
+import itertools
+import os
+import resource
+import signal
+import subprocess
+
+import pytest
+from harness import LIMIT, SMALL, checkpoint, ended, environment, rows, start, table
+from recorder import lines_of
+from runs import RECIPE, TWO, assert_same, wait_for_steps
+
+from cait import ckpt
+from cait.errors import UserError
+from cait.guards.run_lock import RunLock
+
+DEVICES = {1: [], 2: TWO}
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """The run of RECIPE on so many processes that nothing happened to."""
+
+    @functools.cache
+    def train(processes):
+        return ended(place, f"on{processes}", [*RECIPE, *DEVICES[processes]])
+
+    return train
+
+
+@pytest.mark.parametrize("end", table(__file__, "ends"))
+def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, cait, tmp_path, whole):
+    run = tmp_path / "logs/cut"
+    expected = whole(end["processes"])
+    signum = signal.Signals[end["signal"]]
+    words = [*RECIPE, *DEVICES[end["processes"]], "--run_name=cut"]
+    if signum != signal.SIGKILL:
+        words.append("--save_every_n_steps=1000")  # what stands there was saved for the signal
+    job = start(tmp_path, "fit", *words, env=environment() | end.get("variables", {}))
+    wait_for_steps(run, 30, job)
+    os.killpg(job.pid, signum)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode in (-signum, 128 + signum), output
+    assert checkpoint(run)["global_step"] >= 24
+    if signum != signal.SIGKILL:
+        assert "Traceback" not in output
+        assert rows(run) == rows(expected)[: len(rows(run))]
+    is_torn = "is_torn" in end
+    if is_torn:
+        last = run / "checkpoints/last.ckpt"
+        last.write_bytes(last.read_bytes()[:-1000])
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    damaged = "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt"
+    assert (damaged in resumed.stdout) is is_torn
+    assert_same(run, expected)
+
+
+@pytest.fixture
+def no_limit():
+    """The limit on the size of files goes after the test."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("row", table(__file__, "misfortunes"))
+def test_the_command_of_the_last_line_continues_a_run(row, cait, tmp_path, whole):
+    happens = [f"--trainer.callbacks+=misfortunes.{row['case']}", "--trainer.callbacks.step=5"]
+    failed = cait("fit", *RECIPE, *row["words"].split(), "--run_name=cut", *happens)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with contextlib.suppress(FileNotFoundError):
+        (tmp_path / "data/gone").rename(tmp_path / "data/digits")
+    assert failed.returncode == 2, failed.stderr
+    assert "Traceback" not in failed.stderr
+    line, _, command = failed.stderr.splitlines()[-1].rpartition("; to continue: cait ")
+    assert row["says"] in line
+    resumed = cait(*command.split())
+    assert resumed.returncode == 0, resumed.stderr
+    assert row["file"] in resumed.stderr
+    assert not (tmp_path / "logs/cut/unreadable_images.csv").exists()
+    assert_same(tmp_path / "logs/cut", whole(1))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """One of 8 MB, as logs/."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(logs)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield logs
+    subprocess.run(["umount", str(logs)])
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(cait, small_disk, whole):
+    run, ballast = small_disk / "full", small_disk / "ballast"
+    job = start(small_disk.parent, "fit", *RECIPE, "--run_name=full")
+    wait_for_steps(run, 10, job)
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 2, output
+    assert "No space left on device" in output
+    assert "Traceback" not in output
+    assert ckpt.is_whole(run / "checkpoints/last.ckpt")
+    assert not list((run / "checkpoints").glob(".*"))
+    ballast.unlink()
+    resumed = cait("resume", "full")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, whole(1))
+
+
+@pytest.mark.slow
+def test_begun_on_one_process_and_gone_on_with_two(cait, tmp_path):
+    words = [
+        *SMALL,
+        "--trainer.max_epochs=3",
+        # Mixing and stochastic depth are drawn by each process for itself, so they are off.
+        "--model.drop_path_rate=0",
+        "--data.mixup=0",
+        "--data.cutmix=0",
+        "--data.repeats=2",
+        # The rate is flat, so that it does not depend on the length of the run.
+        "--model.warmup_epochs=0",
+        "--model.min_lr=2e-3",
+        "--trainer.callbacks+=recorder.Recorder",
+    ]
+    seen = "--trainer.callbacks.folder="
+    commands = [
+        ["fit", *words, f"{seen}one", "--run_name=one"],
+        ["fit", *words, f"{seen}begin", "--run_name=two", "--trainer.max_epochs=1"],
+        ["resume", "two", *TWO, "--trainer.max_epochs=3", f"{seen}two"],
+    ]
+    for command in commands:
+        done = cait(*command)
+        assert done.returncode == 0, done.stderr
+    one = lines_of(tmp_path / "one")
+    first, second = lines_of(tmp_path / "two"), lines_of(tmp_path / "two", 1)
+    assert len(first) == 40  # two epochs of 20
+    means = {}
+    for step, line in first.items():
+        pairs = zip(line["seen"], second[step]["seen"], strict=True)
+        assert list(itertools.chain(*pairs)) == one[step]["seen"], step
+        means[step] = (line["loss"] + second[step]["loss"]) / 2
+        assert means[step] == pytest.approx(one[step]["loss"], abs=1e-5)
+    logged = [row for row in rows(tmp_path / "logs/two") if row["train/loss"]]
+    logged = [row for row in logged if int(row["step"]) + 1 in means]
+    assert len(logged) == 8
+    for row in logged:  # not the loss of one process, but of both
+        step = int(row["step"]) + 1
+        assert float(row["train/loss"]) == pytest.approx(means[step], rel=1e-5)
+        assert means[step] != pytest.approx(first[step]["loss"], rel=1e-4)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A process that holds the folder `run`; its forked child, as a loader's worker, lives on and must not hold it."""
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if not holder:
+        try:
+            os.setsid()
+            lock = RunLock(tmp_path / "run")  # noqa: F841
+            if not os.fork():
+                os.write(writer, b".")  # the child: it has let go of the lock by then
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.read(reader, 1)
+    yield holder
+    os.killpg(holder, signal.SIGKILL)
+
+
+def test_a_folder_is_held_until_its_process_ends_however_it_ends(held, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="another process"):
+        RunLock(folder)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")
+    os.kill(held, signal.SIGKILL)
+    os.waitpid(held, 0)
+    lock = RunLock(folder)
+    assert not (folder / "checkpoints/.last.ckpt.7.tmp").exists()
+    lock.roll_back()
+    assert (folder / "checkpoints").exists()  # it was not all ours
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_start_in_another_process_that_trained_nothing_is_cleaned_up(has_begun, tmp_path):
+    run = tmp_path / "run"
+    lock = RunLock(run)
+    child = os.fork()
+    if not child:
+        try:
+            (run / "metrics.csv").touch()
+            if has_begun:
+                lock.on_train_start()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    lock.roll_back()
+    assert (run / "metrics.csv").exists() is has_begun

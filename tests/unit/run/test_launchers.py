@@ -1,0 +1,150 @@
+"""How the processes of a run were started, and which ways are refused."""
+
+import os
+import warnings
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from harness import table
+from lightning.pytorch.plugins import TransformerEnginePrecision
+from lightning.pytorch.strategies import DDPStrategy
+from modules import trainer
+
+from cait import errors
+from cait.cli import command, main
+from cait.errors import UserError
+from cait.guards import refusals
+from cait.run import signals
+from cait.run.program import Processes
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("row", table(__file__, "started"))
+def test_the_environment_says_how_a_process_was_started(row, capsys):
+    os.environ.update(row["variables"])
+    processes = Processes()
+    for name in ("started", "rank", "is_launched"):
+        assert getattr(processes, name)() == row[name]
+    errors.tell_once("said by the first")
+    assert bool(capsys.readouterr().err) == (row["rank"] == 0)
+    if row["started"] == 1:  # nobody else can be reached
+        assert processes.from_first(lambda: "mine") == "mine"
+
+
+@pytest.mark.parametrize("devices", ["1", 1, "auto"])
+@pytest.mark.parametrize("row", table(__file__, "followed"))
+def test_a_launchers_processes_train_one_run(row, devices):
+    """Never as many runs as there are processes."""
+    os.environ.update(row["variables"])
+    settings = dict(devices=devices, num_nodes=1)
+    processes = Processes()
+    processes.follow_launcher(settings)
+    fit = trainer(strategy="auto", **settings)
+    refusals.check_processes(fit, processes.started())
+    assert (fit.num_devices, fit.num_nodes) == (row["devices"], row["nodes"])
+    assert fit.world_size == row["devices"] * row["nodes"]
+
+
+@pytest.mark.parametrize("row", table(__file__, "followed"))
+def test_another_number_than_the_launchers_is_refused(row):
+    os.environ.update(row["variables"])
+    settings = dict(devices=5, num_nodes=1)
+    processes = Processes()
+    processes.follow_launcher(settings)
+    fit = trainer(strategy="auto", **settings)
+    with pytest.raises(UserError, match="and num_nodes make"):
+        refusals.check_processes(fit, processes.started())
+
+
+@pytest.mark.parametrize("tasks", ["1", "2"])
+def test_lightning_does_not_ask_for_srun_in_a_shell_of_salloc(tasks, tmp_path, monkeypatch):
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    os.environ.update(table(__file__, "started")[5].values[0]["variables"])
+    shell = dict(JOB_NAME="interactive", STEP_NUM_TASKS=tasks, NTASKS=tasks)
+    os.environ.update({f"SLURM_{name}": value for name, value in shell.items()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Processes().cluster()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_fork_find_unused_parameters_true"],
+)
+def test_processes_that_are_forked_or_spawned_are_refused(strategy, devices):
+    """The process that starts them does not train: it would not know that training has begun."""
+    fit = trainer(strategy=strategy, devices=devices)
+    with pytest.raises(UserError, match="forked or spawned"):
+        refusals.check_strategy(fit, SimpleNamespace(strategy=strategy))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_strategy_that_forks_or_spawns_is_refused(method):
+    strategy = DDPStrategy(start_method=method)
+    fit = trainer(strategy=strategy, devices=2)
+    with pytest.raises(UserError, match="forked or spawned"):
+        refusals.check_strategy(fit, SimpleNamespace(strategy=strategy))
+
+
+def test_a_precision_that_no_checkpoint_holds_is_refused():
+    fit = trainer(devices=1)
+    settings = SimpleNamespace(strategy="auto")
+    refusals.check_strategy(fit, settings)
+    # which needs a GPU and a package
+    precision = object.__new__(TransformerEnginePrecision)
+    fit._accelerator_connector.precision_plugin = fit.strategy.precision_plugin = precision
+    with pytest.raises(UserError, match=r"--trainer\.precision"):
+        refusals.check_strategy(fit, settings)
+
+
+@pytest.mark.parametrize(
+    ("started", "says", "status"),
+    [
+        (1, "Connection reset by peer", 2),
+        (64, "Connection reset by peer", 1),
+        (64, "CUDA out of memory", 2),
+    ],
+)
+def test_the_process_that_is_the_cause_exits_with_2(started, says, status, monkeypatch):
+    monkeypatch.setattr(command, "_run", Mock(side_effect=RuntimeError(says)))
+    monkeypatch.setattr(Processes, "started", lambda _: started)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit"])
+    assert stop.value.code == status
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 10), (0.6, 8), (12.0, 1)])
+def test_processes_agree_after_fewer_steps_if_steps_are_slow(seconds, steps, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(signals, "time", clock)
+    strategy = SimpleNamespace(root_device="cpu", reduce=lambda wishes, reduce_op: wishes)
+    fit: Any = Mock(global_step=0, world_size=2, strategy=strategy, asks_to_stop=False)
+    watched = signals.StopSignals()
+    watched.watch(fit)
+    agreed = []
+    for step in range(1, 41):
+        clock.now += seconds
+        fit.global_step = step
+        if watched.is_due(fit):
+            watched.agreed(fit, save=False)
+            agreed.append(step)
+    watched.restore()
+    assert agreed == [*range(1, 41, steps)]
