@@ -11,6 +11,7 @@ same versions of the packages give the same files; the counts are those of Debia
 | folder | images | classes | what | from, license |
 |---|---|---|---|---|
 | fashion | 6,000 + 2,000 | 10 | photographs of clothes, 28 pixels, gray | Debian dataset-fashion-mnist, MIT |
+| fashion-10k | 6,000 + 10,000 | 10 | the same, all test images | Debian dataset-fashion-mnist, MIT |
 | tiles | 464 + 52 | 12 | squares of 56 to 72 pixels, 12 pictures as classes | PyPI scikit-image, free licenses |
 | stamps | 641 + 72 | 8 | drawings and photographs with alpha | Debian tuxpaint-stamps-default, GPL-2+ |
 | solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, gray | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
@@ -46,6 +47,7 @@ their file. 60 % of the emoji are people.
 # ruff: noqa: SIM905
 import argparse
 import contextlib
+import functools
 import gzip
 import json
 import random
@@ -174,10 +176,10 @@ def each_alone(pictures: Iterable[tuple[str, Picture]]) -> Iterator[Item]:
         yield label, f"{number:06d}", picture
 
 
-def fashion(packages: Packages, folder: Path) -> None:
+def fashion(packages: Packages, folder: Path, val: int = 2000) -> None:
     source = packages.debian("dataset-fashion-mnist") / "usr/share/datasets/fashion-mnist"
     names = "t-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
-    for split, file, size in (("train", "train", 6000), ("val", "t10k", 2000)):
+    for split, file, size in (("train", "train", 6000), ("val", "t10k", val)):
         with gzip.open(source / f"{file}-images-idx3-ubyte.gz") as stream:
             images = np.frombuffer(stream.read(), np.uint8, offset=16).reshape(-1, 28, 28)
         with gzip.open(source / f"{file}-labels-idx1-ubyte.gz") as stream:
@@ -501,6 +503,7 @@ def spectra(packages: Packages, folder: Path) -> None:
 
 FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
     "fashion": fashion,
+    "fashion-10k": functools.partial(fashion, val=10000),
     "tiles": tiles,
     "stamps": stamps,
     "solar": solar,
