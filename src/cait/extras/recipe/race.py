@@ -175,9 +175,10 @@ class Race(Callback):
         )
         settings = {**race["settings"], "run_name": SCRATCH}
         settings["trainer"] = settings.get("trainer", {}) | {"default_root_dir": str(folder)}
+        seconds = time.monotonic() - self.run.program.begun
         settings["race"] = {
             "score": score,
-            "after": time.monotonic() - self.run.program.begun,
+            "after": trainer.strategy.broadcast(seconds),  # settings are those of process 0
             "seconds": race["seconds"],
         }
         typed = {
