@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -87,7 +86,6 @@ RECIPE = [
 STILL = [*RECIPE, "--model.warmup_epochs=0", "--model.lr=0"]
 """All such runs keep the weights that they begin with, so their figures can be compared."""
 VAL = "data/digits/val"
-Predict = Callable[..., np.ndarray]
 overrides = pytest.mark.parametrize("name", MODULE + DATA)
 
 

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 
@@ -55,7 +54,6 @@ SHORT = [
     "--data.num_workers=0",
 ]
 IMAGE = "data/digits/val/7/0081.png"
-Verb = Callable[..., None]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """An error in the user's own code keeps its traceback, and ends with a line that names the user's file and line."""
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,8 +115,6 @@ ROWS = [
     ("image", "compiled", DATA),
     ("augmentation", "file", "--data.augment_ops=[mine:operation]"),
 ]
-
-Fit = Callable[..., str]
 
 
 def line_of(text):

@@ -207,9 +207,6 @@ class Planned(CaiTCLI):
         )
 
 
-Run = Callable[..., Any]
-
-
 @pytest.fixture
 def run(digits_root, monkeypatch):
     def run(*words):

@@ -31,7 +31,6 @@ from cait.cli import command, saved
 from cait.errors import UserError, console, printable
 from cait.guards import configurations, trust
 
-Row = dict[str, Any]
 TABLES: dict[str, Any] = yaml.full_load(Path(__file__).with_name("strangers.yaml").read_text())
 WORDS: dict[str, str] = TABLES["verbs"] | {"serve": f"bad --port={free_port()}"}
 VERBS = [name for name in command.verbs() if name not in TABLES["take_no_run"]]

@@ -1,7 +1,6 @@
 """Training and evaluation transforms: the same pixels as timm's, in color and in gray, or nearly the same faster."""
 
 import importlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from modules import images_in
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
-from torch import Tensor
 from torchvision import transforms
 
 from cait import seeds
@@ -26,7 +24,6 @@ RECIPE = dict(
     re_mode="pixel",
 )
 KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
-Transform = Callable[[Image.Image], Tensor]
 
 
 def training(root, **settings):

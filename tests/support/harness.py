@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -163,9 +162,6 @@ def two_classes(tmp_path_factory, photographs):
     for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
         save_mixed(photographs, root / place, 6, seed)
     return root
-
-
-Cait = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment():

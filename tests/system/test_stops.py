@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,9 +27,6 @@ from cait.train.module import CaiTModule
 
 BATCHES = 8
 """Of an epoch. Three batches a step leave two for its last step."""
-
-Settings = dict[str, Any]
-Fit = Callable[..., dict[str, Any]]
 
 
 # The callbacks of the table

@@ -30,8 +30,6 @@ EPOCH = 16
 """Batches, and so steps, of an epoch."""
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
-Row = dict[str, Any]
-
 
 def fitted(folder, *callbacks, net=None, **settings):
     """A Trainer of two processes that has trained, at most 3 epochs."""

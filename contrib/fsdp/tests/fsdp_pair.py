@@ -1,4 +1,4 @@
-"""What two processes train with DDP and with FSDP2, and what FSDP2 refuses: tests/support/pair.py runs both."""
+"""What two processes train with DDP and with FSDP2, and what FSDP2 refuses: tests/support/gloo.py runs both."""
 
 import json
 import os

@@ -6,9 +6,8 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
-import pair
+import gloo
 import pytest
 import torch
 from harness import LIMIT, SMALL, ended, rows, start
@@ -30,13 +29,12 @@ RECIPE = [
     "--data.num_workers=0",
     "--ema.decay=0.9",
 ]
-Pair = dict[str, list[Any]]
-"""What both processes of fsdp_pair.py answer, by situation."""
 
 
 def run_pair(folder, settings=None, trainers=None):
     (folder / "settings.json").write_text(json.dumps([settings or {}, trainers or {}]))
-    return pair.answers(str(Path(__file__).with_name("fsdp_pair.py")), folder)
+    situations = str(Path(__file__).with_name("fsdp_pair.py"))
+    return gloo.answers(situations, "SITUATIONS", folder, 2)
 
 
 @pytest.fixture(scope="module")

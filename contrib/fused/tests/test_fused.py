@@ -28,7 +28,6 @@ DEVICE = "cuda" if CUDA else "cpu"
 runs = pytest.mark.skipif(
     not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process"
 )
-on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]

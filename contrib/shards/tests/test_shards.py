@@ -187,7 +187,7 @@ def test_a_failing_disk_ends_the_run(copy, monkeypatch):
 
 
 def sampled(epoch=0, length=1000, first_batch=0, **settings):
-    """The keys of an epoch of images in 20 chunks, of which four are open at a time."""
+    """The keys of an epoch: 20 chunks of images, four of them open at a time."""
     order = Windowed(torch.arange(length) % 20, window=4)
     sampler = TrainBatchSampler(length, 10, seed=3, order=order, **settings)
     sampler.epoch = epoch

@@ -18,7 +18,6 @@ import cait
 from cait.errors import UserError
 from cait.model.weights import load_weights, read_weights
 
-State = dict[str, torch.Tensor]
 FIELDS = dict(embed_dim=16, depth=1, num_heads=2, patch_size=4)
 PREFIXES = [
     "",

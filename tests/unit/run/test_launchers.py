@@ -19,8 +19,6 @@ from cait.guards import refusals
 from cait.run import signals
 from cait.run.program import Processes
 
-Row = dict[str, Any]
-
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):

@@ -31,7 +31,7 @@ def test_all_processes_have_what_the_first_makes(monkeypatch):
 
 
 class Slow:
-    """A store of which one process reads slowly."""
+    """A store that one process reads slowly."""
 
     def __init__(self, store: Any, events: list[str]):
         self.store = store

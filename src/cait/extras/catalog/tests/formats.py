@@ -8,12 +8,9 @@ import pickle
 import tarfile
 
 import numpy as np
-from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
-
-Photographs = list[Image.Image]
 
 
 def md5(path):

@@ -7,7 +7,6 @@ import formats
 import numpy as np
 import pytest
 from modules import images_in
-from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
@@ -15,7 +14,6 @@ from cait.data.reading import load_image
 from cait.errors import UserError
 
 module = partial(images_in, repeats=1)
-Photographs = list[Image.Image]
 
 
 def set_up(*first, **settings):
@@ -25,10 +23,6 @@ def set_up(*first, **settings):
 
 
 # The archives of ImageNet
-
-
-Archives = tuple[Path, dict[str, bytes]]
-"""Their folder, and the validation images as they are to lie in it."""
 
 
 @pytest.fixture

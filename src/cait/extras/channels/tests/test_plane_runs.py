@@ -1,6 +1,5 @@
 """Folders of planes: known as such, learned from, scored and exported."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +57,6 @@ SHORT = [
     "--trainer.max_epochs=8",
 ]
 CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
-Save = Callable[[Path, np.ndarray, int], object]
-"""Saves a tile, floats [16, 16, 3], of the class 0 or 1."""
 
 
 @pytest.fixture

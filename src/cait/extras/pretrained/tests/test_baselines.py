@@ -22,12 +22,11 @@ from sklearn.preprocessing import StandardScaler
 from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.features import Extracted, extract
+from cait.extras.features import extract
 from cait.extras.pretrained import baselines
 from cait.train.module import CaiTModule
 
 NAMES = ["chance", "logistic regression", "linear probe"]
-Sets = tuple[Extracted, Extracted]
 
 
 @functools.cache
