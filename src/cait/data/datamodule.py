@@ -422,7 +422,10 @@ class ImageNetDataModule(ReadsData, LightningDataModule):
             self.eval_batch_size = self.settings.eval_batch_size or self.batch_size
         is_odd = self.settings.mixes and self.batch_size % 2
         if is_odd and batches == 1:
-            raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {images}")
+            raise UserError(
+                "Mixup and CutMix pair images: --data.batch_size must be even, or give --data.mixup 0 --data.cutmix 0; "
+                f"got {images}"
+            )
         if is_odd or images % batches:
             raise UserError(
                 f"--data.batch_size {images} cannot be shared out over {batches} batches (processes × accumulation), "

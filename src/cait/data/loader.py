@@ -34,7 +34,7 @@ class Loading(Group):
     """How images are read and put into batches."""
 
     batch_size: PositiveInt = 128
-    """Images in a batch of one process; even with Mixup or CutMix."""
+    """Images in a batch of one process; an even number if Mixup or CutMix is on."""
     global_batch: bool = False
     """`batch_size` is of one optimizer step instead, over all processes and accumulated batches, so that a run does not
     depend on the number of processes."""

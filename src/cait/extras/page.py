@@ -32,6 +32,7 @@ def write(
             f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections
         ),
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     with disk.atomic_write(path) as beside:
         # file names may be no text
         beside.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")

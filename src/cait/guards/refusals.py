@@ -273,7 +273,11 @@ class Unused:
         if getattr(network, "takes_no_drop_path_rate", False):
             self.refuse("model.drop_path_rate", ["model.name"], "a network that takes it")
         for name in getattr(source, "without_use", FolderSource.divided_by):
-            self.refuse(f"data.{name}", IMAGES, "images that it divides")
+            self.refuse(
+                f"data.{name}",
+                IMAGES,
+                "images still to divide; folders, a table or a list divide these",
+            )
         data = self.config.data.as_dict()
         for name in plugins.without_use(data["root"], data):
             self.refuse(f"data.{name}", IMAGES, f"a root of another kind than {data['root']}")

@@ -129,7 +129,7 @@ class Upright:
             left = self.stored.size[0] - left - width
         pixels = self.stored.crop((top, left, height, width))
         pixels = pixels[:: -1 if self.up_down else 1, :: -1 if self.left_right else 1]
-        return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
+        return (pixels.swapaxes(0, 1) if self.transposed else pixels).copy()
 
 
 class Gray:

@@ -86,11 +86,11 @@ class SolveHead(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.validates_first and trainer.global_step == 0 and not trainer.sanity_checking:
             shown = []
-            for name in (pl_module.task.metric, "acc1_macro"):
+            for name in (pl_module.task.metric, "acc1_macro", *(pl_module.settings.metrics or ())):
                 score = trainer.callback_metrics.get(f"val/{name}")
                 if score is None:
                     continue
-                if "acc" in name:
+                if name.startswith("acc1"):
                     self.scores[name] = float(score)
                     shown.append(f"val/{name} {score:.2f} %")
                 else:

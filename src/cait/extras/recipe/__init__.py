@@ -17,7 +17,7 @@ SETTINGS = [
         float | None,
         None,
         "Minutes of a run, from the command to its end: after the first validation the epochs are planned anew, by "
-        "their pace. A recipe chosen for a folder sets it.",
+        "their pace. A recipe chosen for a folder sets it, from `--minutes 10`; `--from FILE` names its weights.",
         ("fit",),
     ),
     Setting(

@@ -257,7 +257,7 @@ def leave_at_head(recipe: Recipe, fitting: float) -> None:
         minutes = math.ceil(recipe.minutes * 5 / fitting)
         recipe.note(
             "frozen",
-            f"all but the head, because not one epoch fits; --minutes {minutes} would give 5",
+            f"all but the head, because not one epoch fits; --minutes {minutes} would give 5 epochs",
         )
 
 

@@ -44,7 +44,6 @@ def visualize(arguments: list[str], program: Program) -> None:
         loaded.network.to(loading.device())
         output = args.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
-        output.mkdir(parents=True, exist_ok=True)
         page = sections.write(
             loaded, folder, args, output, shlex.join(["cait", "visualize", *arguments])
         )

@@ -180,7 +180,8 @@ def test_real_weights_know_photographs_at_step_0(tmp_path, photographs, monkeypa
     [("acc1", 50.0, "val/acc1 50.00 %"), ("mAP", 0.5, "val/mAP 0.5000")],
 )
 def test_step_0_is_told_by_the_metric_of_the_task(metric, score, shown, caplog):
-    module = SimpleNamespace(validates_first=True, task=SimpleNamespace(metric=metric))
+    task, settings = SimpleNamespace(metric=metric), SimpleNamespace(metrics={"f1": "own:F1"})
+    module = SimpleNamespace(validates_first=True, task=task, settings=settings)
     scores = {f"val/{metric}": torch.tensor(score), "val/acc1_macro": torch.tensor(25.0)}
     trainer: Any = SimpleNamespace(global_step=0, sanity_checking=False, callback_metrics=scores)
     SolveHead().on_validation_end(trainer, module)
