@@ -18,6 +18,11 @@ input.remove();
 document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 """
 
+FLAGS = """
+headless=new no-sandbox disable-gpu disable-background-networking disable-component-update
+disable-sync no-first-run window-size=1440,1000
+"""
+
 
 def drop(browser, path):
     """Drop a file on the page."""
@@ -40,17 +45,9 @@ def started(profile, width=1440):
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for flag in (
-        *(
-            "headless=new",
-            "no-sandbox",
-            "disable-gpu",
-            "disable-background-networking",
-            "disable-component-update",
-        ),
-        *("disable-sync", "no-first-run", f"user-data-dir={profile}", "window-size=1440,1000"),
-    ):
+    for flag in FLAGS.split():
         options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={profile}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
     try:

@@ -4,7 +4,7 @@ import pytest
 from golden import cases, check
 from harness import REPO
 
-FILES = sorted(REPO.glob("contrib/*/tests/golden.yaml"))
+FILES = sorted(REPO.glob("contrib/**/tests/golden.yaml"))
 
 
 @pytest.mark.parametrize("case", cases(*FILES))

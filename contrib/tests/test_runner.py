@@ -8,7 +8,7 @@ import pytest
 
 from cait.errors import COMMAND, UserError
 from cait.run.program import Program
-from contrib.runner import OUTPUT, arguments_of, failure, interruptible, train_run
+from contrib.runner import OUTPUT, failure, interruptible, train_run
 
 
 def other(folder, code):
@@ -25,10 +25,8 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path):
         tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)"
     )
     assert train_run(program, folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
-    assert (
-        failure(folder, 3)
-        == f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
-    )
+    words = f"fit --model.lr=1 --trainer.default_root_dir={tmp_path} --run_name=mine here"
+    assert failure(folder, 3) == words
     with pytest.raises(UserError, match="--run_name cannot be given"):
         train_run(program, folder, ["--run_name=other"])
     (folder / "checkpoints/last.ckpt").touch()
@@ -38,12 +36,12 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path):
 
 def test_a_run_is_stopped_once_it_is_enough_and_by_a_signal(tmp_path, capsys):
     program = other(tmp_path, "import time; print('here', flush=True); time.sleep(600)")
-    assert train_run(program, tmp_path, [], is_enough=(tmp_path / OUTPUT).read_text) is None  # type: ignore[arg-type]
+    assert train_run(program, tmp_path, [], is_enough=(tmp_path / OUTPUT).read_text) is None
     assert failure(tmp_path, -signal.SIGTERM) == "killed by signal 15"
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with pytest.raises(KeyboardInterrupt), interruptible("trials"):
-            train_run(program, tmp_path, [], is_enough=lambda: signal.raise_signal(signal.SIGHUP))  # type: ignore[arg-type]
+            train_run(program, tmp_path, [], is_enough=lambda: signal.raise_signal(signal.SIGHUP))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -61,15 +59,3 @@ def test_a_run_finds_modules_where_the_program_does(tmp_path, monkeypatch):
         context = copy_context()
         context.run(COMMAND.set, name)
         assert context.run(train_run, Program(), tmp_path, []) == 0
-
-
-def test_a_list_that_several_layers_append_to_is_whole():
-    """A later layer wins over an earlier one, and `key+` appends; names keep their order."""
-    first = {"model.lr": 1, "trainer.callbacks+": [{"class_path": "own.A"}]}
-    words = arguments_of(first, {"data.seed": 1, "model.lr": 2}, {"trainer.callbacks+": "own.B"})
-    assert words == [
-        "--model.lr=2",
-        '--trainer.callbacks+=[{"class_path": "own.A"}]',
-        "--trainer.callbacks+=own.B",
-        "--data.seed=1",
-    ]

@@ -7,25 +7,14 @@ import textwrap
 
 import nbformat
 import pytest
-from harness import LIMIT, REPO, checkpoint, environment, link_digits, script
+from harness import LIMIT, REPO, beside, checkpoint, environment, link_digits, script, works
 from nbclient import NotebookClient
 from runs import assert_same
 from same import same
 
 import cait
 
-SETTINGS = {
-    "trainer.accelerator": "cpu",
-    "trainer.devices": 1,
-    "trainer.max_epochs": 1,
-    "trainer.limit_train_batches": 3,
-    "model.fields.embed_dim": 32,
-    "model.fields.depth": 2,
-    "model.warmup_epochs": 0,
-    "model.schedule": "constant",
-    "data.batch_size": 64,
-    "data.num_workers": 1,
-}
+SETTINGS = beside(__file__)
 CONFIG = [str(REPO / "configs/digits.yaml")]
 BEGIN = f"""
 import cait
@@ -108,14 +97,12 @@ def test_in_a_script_on_two_processes(desk):
     """Lightning starts the script again, with its own words, guarded by `if __name__ == ...` or not."""
     (desk / "mine.py").write_text(SCRIPT)
     for words in (["cut"], ["cut", "--resumes"]):
-        done = script("mine.py", desk, *words)
-        assert done.returncode == 0, done.stderr
+        done = works(script("mine.py", desk, *words))
         answers = {line[5:] for line in done.stdout.splitlines() if line.startswith("of ")}
         assert len(answers) == 1
         assert done.stdout.count("of 0 [") == done.stdout.count("of 1 [") == 1
     two = ["--trainer.devices=2", "--trainer.max_epochs=2", "--run_name=whole"]
     words = [f"--{name}={value}" for name, value in SETTINGS.items()]
-    done = script("-m", desk, "cait", "fit", f"--config={CONFIG[0]}", *words, *two)
-    assert done.returncode == 0, done.stderr
+    works(script("-m", desk, "cait", "fit", f"--config={CONFIG[0]}", *words, *two))
     assert_same(desk / "logs/cut", desk / "logs/whole")
     assert os.environ.get("LOCAL_RANK") is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from golden import is_there
-from harness import DEVICES, REPO, call, rows, slow
+from harness import DEVICES, REPO, call, parsed, rows, slow, works
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.settings import flatten
@@ -23,8 +23,7 @@ OFTEN = [
 
 def printed_config(folder, *words):
     """What a verb would use, and what it says on the side."""
-    done = call(folder, *words, "--print_config")
-    assert done.returncode == 0, done.stderr
+    done = works(call(folder, *words, "--print_config"))
     text = done.stdout
     return yaml.safe_load(text[text.index("seed_everything") :]), done.stderr
 
@@ -56,7 +55,7 @@ def test_every_config_parses_and_is_honoured(path, tmp_path):
 
 
 def layers():
-    for row in yaml.safe_load(Path(__file__).with_name("layers.yaml").read_text()):
+    for row in parsed(Path(__file__).with_name("layers.yaml")):
         if is_there(row.get("needs", "")):
             yield pytest.param(row, id=row["case"])
 
@@ -79,15 +78,14 @@ def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait, tmp_path):
     plain = REPO / "configs/base.yaml"
     fields = "--model.fields={embed_dim: 16, depth: 1, num_heads: 1, patch_size: 8}"
     brief = ["--trainer.max_steps=3", "--trainer.log_every_n_steps=1", "--model.warmup_epochs=0"]
-    done = cait("fit", f"--config={plain}", *DEVICES, *brief, fields)
-    assert done.returncode == 0, done.stderr
+    done = works(cait("fit", f"--config={plain}", *DEVICES, *brief, fields))
     assert "Warning" not in done.stderr
     # as packages in C++ say of what the garbage collector has not taken at the end
     assert "leaked" not in done.stderr
     run = tmp_path / "logs/base"
     lr = yaml.safe_load(plain.read_text())["model"]["lr"]
     assert float(rows(run)[0]["lr"]) == pytest.approx(lr, rel=1e-6)
-    settings = yaml.safe_load((run / "config.yaml").read_text())["data"]
+    settings = parsed(run / "config.yaml")["data"]
     assert (settings["repeats"], settings["mixup"], settings["cutmix"]) == (1, 0.0, 0.0)
     names = ("auto_augment", "erase_prob", "hflip", "scale")
     data = ImageNetDataModule(**{name: settings[name] for name in names})

@@ -1,6 +1,5 @@
 """`cait eval`: what it counts, held against the network alone; what it prints and writes."""
 
-import json
 import re
 import shutil
 
@@ -9,7 +8,7 @@ import pytest
 import scored
 import torch
 import yaml
-from harness import call
+from harness import call, parsed, works
 from scored import NAMES, TWO, logits_of
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score
 from sklearn.metrics import top_k_accuracy_score as top_k
@@ -48,16 +47,14 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evaluated(place):
     """What two processes print and write."""
-    done = processes.run(place, "eval", "mine", *TWO, processes=2)
-    assert done.returncode == 0, done.stderr
-    return {"shown": done.stdout, **json.loads((place / "logs/mine/evaluation.json").read_text())}
+    done = works(processes.run(place, "eval", "mine", *TWO, processes=2))
+    return {"shown": done.stdout, **parsed(place / "logs/mine/evaluation.json")}
 
 
 def score(place, *words):
     """What one process prints and writes."""
-    done = call(place, "eval", *words, "--data.num_workers=0", "--output=found/scores.json")
-    assert done.returncode == 0, done.stderr
-    return {"shown": done.stdout, **json.loads((place / "found/scores.json").read_text())}
+    done = works(call(place, "eval", *words, "--data.num_workers=0", "--output=found/scores.json"))
+    return {"shown": done.stdout, **parsed(place / "found/scores.json")}
 
 
 def counts(scores):

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from harness import REPO, SMALL, call, checkpoint, ended, rows
+from harness import REPO, SMALL, call, checkpoint, ended, parsed, rows, table, works
 from PIL import Image, ImageOps
 from sklearn.metrics import accuracy_score, log_loss
 
@@ -71,18 +71,12 @@ ANSWERS = ["forward", "predict_step"]
 """Those that change what the network answers."""
 BATCH = 64
 STEPS = 3
-RECIPE = [
-    *SMALL,
-    f"--data.batch_size={BATCH}",
-    "--data.num_workers=0",
-    "--data.mixup=0",
-    "--data.cutmix=0",
-    "--model.drop_path_rate=0",
-    "--model.schedule=constant",
-    "--trainer.max_epochs=1",
-    f"--trainer.limit_train_batches={STEPS}",
-    "--trainer.log_every_n_steps=1",
-]
+WORDS = f"""
+    --data.batch_size={BATCH} --data.num_workers=0 --data.mixup=0 --data.cutmix=0
+    --model.drop_path_rate=0 --model.schedule=constant
+    --trainer.max_epochs=1 --trainer.limit_train_batches={STEPS} --trainer.log_every_n_steps=1
+"""
+RECIPE = [*SMALL, *WORDS.split()]
 STILL = [*RECIPE, "--model.warmup_epochs=0", "--model.lr=0"]
 """All such runs keep the weights that they begin with, so their figures can be compared."""
 VAL = "data/digits/val"
@@ -127,8 +121,7 @@ def predicted(desk, run):
 
     def predict(name, images=VAL):
         run(name)
-        done = call(desk, "predict", name, images, "--top_k=10", "--format=jsonl")
-        assert done.returncode == 0, done.stderr
+        done = works(call(desk, "predict", name, images, "--top_k=10", "--format=jsonl"))
         probabilities = []
         for line in done.stdout.splitlines():
             answers = json.loads(line)["predictions"]
@@ -197,8 +190,7 @@ def test_each_image_passes_through_the_transform(desk, run):
 
 def test_the_optimizer_trains_is_saved_and_stands_on_the_screen(desk):
     words = [*class_of("configure_optimizers"), "--model.lr_base_size=512", "--run_name=screen"]
-    done = call(desk, "fit", *RECIPE, *words, "--model.warmup_epochs=3")
-    assert done.returncode == 0, done.stderr
+    done = works(call(desk, "fit", *RECIPE, *words, "--model.warmup_epochs=3"))
     assert "optimizer SGD of configure_optimizers, weight decay 0\n" in done.stdout
     assert "length    1 epochs, 3 steps; peak learning rate 0\n" in done.stdout
     assert "warm-up" not in done.stdout
@@ -210,7 +202,7 @@ def test_the_optimizer_trains_is_saved_and_stands_on_the_screen(desk):
 @overrides
 def test_eval_uses_it(name, desk, run):
     ask(desk, "eval", run(name), "--data.num_workers=0")
-    scores = json.loads((run(name) / "evaluation.json").read_text())["raw"]
+    scores = parsed(run(name) / "evaluation.json")["raw"]
     for figure in ("loss", "acc1", "acc5"):
         assert scores[figure] == pytest.approx(logged(run(name), f"val/{figure}")[-1], rel=1e-5)
 
@@ -219,35 +211,24 @@ def ask(desk, verb, run, *words):
     """What a verb prints, maybe an extra's."""
     if verb not in verbs():
         pytest.skip("the verb of an extra that was removed")
-    done = call(desk, verb, run.name, *words)
-    assert done.returncode == 0, done.stderr
+    done = works(call(desk, verb, run.name, *words))
     return done.stdout + done.stderr
 
 
-SAYS = [
-    ("eval", "predict_step is for `predict`", ["predict_step"]),
-    ("features", "this is the network alone, without", ANSWERS),
-    ("visualize", "this is the network alone, without", ANSWERS),
-    ("export", "this is the network alone, without", ANSWERS),
-    ("export", "the file does not say how images are prepared", ["make_eval_transform"]),
-    ("card", "cait.load", ANSWERS),
-    ("card", "In place of `transform` take that of", ["make_eval_transform"]),
-]
-"""What a verb prints, or writes on a card, of some of the methods, and of no other."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("verb", "line", "names"), SAYS)
+@pytest.mark.parametrize("row", table(__file__, "says"))
 @overrides
-def test_a_verb_says_what_it_leaves_out(verb, line, names, name, desk, run):
+def test_a_verb_says_what_it_leaves_out(row, name, desk, run):
+    """Of these methods, and of no other."""
+    verb, line = row["verb"], row["line"]
     if verb == "card":
         ask(desk, "eval", run(name))
     words = [f"--images={VAL}", f"--output=of-{name}.npz"] if verb == "features" else []
     printed = ask(desk, verb, run(name), *words)
     if verb == "card":
         printed = (run(name) / "card/README.md").read_text()
-    assert (line in printed) == (name in names)
-    if line.endswith("without") and name in names:
+    assert (line in printed) == (name in row["names"])
+    if line.endswith("without") and name in row["names"]:
         assert f"{line} {name} of {name}" in printed
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, slow
+from harness import SMALL, beside, slow, table
 from lightning.pytorch import seed_everything
 from modules import images_in, loader, module, trainer
 from PIL import Image
@@ -93,28 +93,10 @@ def operation(image):
     fail("augmentation")
     return image
 """
-WORDS = {
-    "key": "KeyError: 'missing'",
-    "odd": "(1, 'two')",
-    "plain": "AssertionError",
-    "file": "nowhere.txt",
-    "compiled": "low >= high",
-    "lines": "first: one second: \N{REPLACEMENT CHARACTER}[31mtwo",
-}
+WORDS = beside(__file__)["words"]
 """What the last line says of each error."""
-NET = "--model.name=mine:Net --model.fields=null --model.drop_path_rate=null"
 DATA = "--data.root=mine:Data --model.lr_base_size=null"
 CALLBACK = "--trainer.callbacks+=mine.Call"
-ROWS = [
-    *(("forward", error, NET) for error in WORDS),
-    ("network", "compiled", NET),
-    ("loss", "plain", "--model.loss=mine:loss"),
-    ("metric", "odd", "--model.metrics='{x: mine:Mine}' --best_metric=val/loss"),
-    ("callback", "compiled", CALLBACK),
-    ("hook", "key", CALLBACK),
-    ("image", "compiled", DATA),
-    ("augmentation", "file", "--data.augment_ops=[mine:operation]"),
-]
 
 
 def line_of(text):
@@ -139,9 +121,10 @@ def fit(cait, tmp_path, monkeypatch):
     return fit
 
 
-@pytest.mark.parametrize(("part", "error", "words"), [*ROWS[::2], *slow(*ROWS[1::2])])
-def test_the_traceback_stays_and_the_last_line_names_the_users_line(part, error, words, fit):
-    shown = fit(part, error, words)
+@pytest.mark.parametrize("row", table(__file__, "mistakes"))
+def test_the_traceback_stays_and_the_last_line_names_the_users_line(row, fit):
+    error = row["error"]
+    shown = fit(row["part"], error, row["words"])
     line = line_of(f'"{error}": lambda')
     last = shown.splitlines()[-1]
     assert shown.count("cait: error: ") == 1
@@ -190,25 +173,13 @@ def test_a_fault_of_ours_keeps_its_traceback(cait, monkeypatch):
     assert done.stderr.endswith("\nKeyError: 'missing'\ncait: error: KeyError: 'missing'\n")
 
 
-READINGS = {
-    "Image.open('cut.png').convert('RGB')": True,
-    "Image.open('mine.py')": True,
-    "Path('nowhere').read_bytes()": True,
-    "Image.new('RGB', (1, 1)).resize((0, 0))": False,
-    "Image.fromarray(None)": False,
-    "{}['missing']": False,
-    "[][3]": False,
-    "len(3)": False,
-}
-
-
-@pytest.mark.parametrize(("reading", "is_image"), READINGS.items())
+@pytest.mark.parametrize("row", table(__file__, "readings"))
 def test_only_what_says_that_an_image_cannot_be_read_is_an_unreadable_image(
-    reading, is_image, tmp_path, monkeypatch
+    row, tmp_path, monkeypatch
 ):
     class Data:
-        def __getitem__(self, index: int) -> object:
-            return eval(reading), 0
+        def __getitem__(self, index):
+            return eval(row["case"]), 0
 
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
@@ -216,16 +187,16 @@ def test_only_what_says_that_an_image_cannot_be_read_is_an_unreadable_image(
     Path("cut.png").write_bytes(Path("whole.png").read_bytes()[:2000])
     with pytest.raises(Exception) as raised:  # noqa: PT011
         MapSamples("mine", "train", Data(), ["a", "b"])[0]
-    assert isinstance(raised.value, UnreadableImageError) is is_image
+    assert isinstance(raised.value, UnreadableImageError) is row["unreadable"]
 
 
 class PartlyFrozen(nn.Module):
-    def __init__(self, img_size: int, num_classes: int):
+    def __init__(self, img_size, num_classes):
         super().__init__()
         self.body = nn.BatchNorm2d(3).eval()
         self.head = nn.Linear(3 * img_size**2, num_classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         return self.head(self.body(images).flatten(1))
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import timm
 import torch
-from harness import REPO, SMALL, checkpoint, rows
+from harness import REPO, SMALL, beside, checkpoint, rows, works
 from lightning.pytorch import callbacks
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 
@@ -72,14 +72,9 @@ def run(cait, tmp_path):
     return tmp_path / "logs/mine"
 
 
-def succeed(cait, *words):
-    done = cait(*words)
-    assert done.returncode == 0, done.stderr
-
-
 def test_own_loggers_and_callbacks_join_those_of_the_run(run, cait, tmp_path):
     logger = ["--trainer.logger=my_parts.MyLogger", "--trainer.logger.file=figures.txt"]
-    succeed(cait, "fit", *BRIEF, *logger, "--trainer.callbacks+=my_parts.MyCallback")
+    works(cait("fit", *BRIEF, *logger, "--trainer.callbacks+=my_parts.MyCallback"))
     assert [row["step"] for row in rows(run)] == ["0", "1", "1"]
     assert [*run.glob("events.out.tfevents.*")]
     assert "['epoch', 'val/acc1'" in (tmp_path / "figures.txt").read_text()
@@ -88,30 +83,22 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(run, cait, tmp_path):
 
 
 def test_a_strategy_of_ones_own_trains(run, cait, tmp_path):
-    succeed(cait, "fit", *BRIEF, "--trainer.strategy.class_path=my_parts.MyStrategy")
+    works(cait("fit", *BRIEF, "--trainer.strategy.class_path=my_parts.MyStrategy"))
     assert (tmp_path / "checked").exists()
     assert checkpoint(run)["global_step"] == 2
 
 
 PAGE = (REPO / "docs/extending.md").read_text()
-[TABLE] = re.findall(r"\n## Use Lightning's callbacks\n(.*?)\n## ", PAGE, re.DOTALL)
-CALLBACKS = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", TABLE, re.MULTILINE))
+[SECTION] = re.findall(r"\n## Use Lightning's callbacks\n(.*?)\n## ", PAGE, re.DOTALL)
+CALLBACKS = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", SECTION, re.MULTILINE))
 """What the page says of each."""
 REFUSED = [name for name, text in CALLBACKS.items() if text.startswith("refused")]
-ABSTRACT = {"BaseFinetuning", "BasePredictionWriter", "Callback", "Checkpoint", "ProgressBar"}
-ARGUMENTS = {
-    "EarlyStopping": "monitor=val/loss",
-    "GradientAccumulationScheduler": "scheduling={0: 1, 1: 2}",
-    "LambdaCallback": "on_train_end=my_parts.hello",
-    "ModelCheckpoint": "monitor=val/loss",
-    "OnExceptionCheckpoint": "dirpath=exception",
-    "ThroughputMonitor": "batch_size_fn=my_parts.images",
-}
+TABLE = beside(__file__)
 
 
 def test_the_page_names_all_callbacks_of_lightning_and_those_that_are_refused():
     of_pretrained = {"BackboneFinetuning"}  # a row that goes with this extra
-    assert CALLBACKS.keys() | of_pretrained == {*callbacks.__all__} - ABSTRACT
+    assert CALLBACKS.keys() | of_pretrained == {*callbacks.__all__} - {*TABLE["abstract"]}
     for name in CALLBACKS:
         bases = {base.__name__ for base in getattr(callbacks, name).__mro__}
         assert bool(bases & refusals.REPLACED.keys()) == (name in REFUSED), name
@@ -127,10 +114,10 @@ def test_the_other_callbacks_of_lightning_work_together_also_in_a_resumed_run(ru
     for name in CALLBACKS:
         if name not in left_out:
             words.append(f"--trainer.callbacks+={name}")
-        if name in ARGUMENTS:
-            words.append(f"--trainer.callbacks.{ARGUMENTS[name]}")
-    succeed(cait, "fit", *BRIEF, *words, "--trainer.max_epochs=2")
-    succeed(cait, "resume", "mine", "--trainer.max_epochs=3", "--data.check_resume=false")
+        if name in TABLE["arguments"]:
+            words.append(f"--trainer.callbacks.{TABLE['arguments'][name]}")
+    works(cait("fit", *BRIEF, *words, "--trainer.max_epochs=2"))
+    works(cait("resume", "mine", "--trainer.max_epochs=3", "--data.check_resume=false"))
     assert {row["epoch"] for row in rows(run)} >= {"0", "1", "2"}
 
 
@@ -143,13 +130,13 @@ def best_of(run):
 
 def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(run, cait):
     steep = ["--model.lr=0.01", "--model.warmup_epochs=0", "--trainer.max_epochs=3"]
-    succeed(cait, "fit", *BRIEF, *steep, "--best_metric=val/loss")
+    works(cait("fit", *BRIEF, *steep, "--best_metric=val/loss"))
     losses = [float(row["val/loss"]) for row in rows(run) if row["val/loss"]]
     assert best_of(run)[1]["best_model_score"] == min(losses)
     other = ["--best_metric=train/acc1", "--best_mode=min"]
-    succeed(cait, "resume", "mine", *other, "--trainer.max_epochs=4")
+    works(cait("resume", "mine", *other, "--trainer.max_epochs=4"))
     assert "'mode': 'min'" in best_of(run)[0]
-    succeed(cait, "resume", "mine", "--best_metric=val/acc1", "--trainer.max_epochs=5")
+    works(cait("resume", "mine", "--best_metric=val/acc1", "--trainer.max_epochs=5"))
     assert "'mode': 'max'" in best_of(run)[0]
 
 
@@ -164,7 +151,7 @@ def test_what_ddp_does_not_take_is_told(network, setting, run, cait, monkeypatch
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     own = [f"--model.name={network}", "--model.fields=null", "--model.drop_path_rate=null"]
     ddp = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.sync_batchnorm=true"]
-    converted: list[torch.nn.Module] = []
+    converted = []
     convert = SyncBatchNorms.apply
     monkeypatch.setattr(
         SyncBatchNorms, "apply", lambda self, net: converted.append(net) or convert(self, net)
@@ -197,6 +184,6 @@ def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(run, cait
         monkeypatch.setenv(f"SLURM_{name}", value)
     plugin = "--trainer.plugins=lightning.pytorch.plugins.environments.SLURMEnvironment"
     queue = [plugin, "--trainer.plugins.auto_requeue=false"]
-    succeed(cait, "fit", *BRIEF, "--seed_everything=true", *queue)
-    succeed(cait, "resume", "mine", "--trainer.max_epochs=2")
+    works(cait("fit", *BRIEF, "--seed_everything=true", *queue))
+    works(cait("resume", "mine", "--trainer.max_epochs=2"))
     assert checkpoint(run)["epoch"] == 1

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from harness import CLASSES, REPO, SMALL, call, ended, save_classes, save_mixed
+from harness import CLASSES, REPO, SMALL, call, ended, parsed, save_classes, save_mixed, works
 from PIL import Image
 from timm.data import create_transform
 
@@ -22,7 +22,7 @@ from cait.cli.predict import _paths
 from cait.data.reading import load_image
 from cait.errors import UserError
 
-SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
+SCHEMA = parsed(REPO / "docs/predict.schema.json")
 BEST = "logs/mixed.pt/checkpoints/best.ckpt"
 GRAY, PALETTE, ALPHA = (f"images/some more/{name}" for name in ("0.jpg", "2.png", "3.png"))
 RECIPE = [
@@ -69,8 +69,7 @@ def expected(path, ema):
 
 
 def predict(place, *words):
-    done = call(place, "predict", *words)
-    assert done.returncode == 0, done.stderr
+    done = works(call(place, "predict", *words))
     return done
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.fixture(scope="module")
 def page():
     """The names that the page's code defines; it runs the whole network beside that of the source."""
-    names: dict[str, Any] = {}
+    names = {}
     for code in BLOCK.findall((REPO / "docs/cait.md").read_text()):
         exec(code, names)
     return names

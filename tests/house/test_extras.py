@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from harness import LIMIT, REPO, environment, link_digits, rows, start
+from harness import LIMIT, REPO, environment, link_digits, parsed, rows, start, table
 from harness import SMALL as QUICK
 from runs import wait_for_steps
 from source_files import CORE, FILES, SOURCE, strings
@@ -20,7 +19,7 @@ from cait import plugins
 
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
 CONTRIB = sorted(path.parent.name for path in REPO.glob("contrib/*/__init__.py"))
-WORDS = yaml.safe_load(Path(__file__).with_name("words_of_extras.yaml").read_text())
+WORDS = parsed(Path(__file__).with_name("words_of_extras.yaml"))
 SMALL = [*QUICK, "--data.num_workers=0", "--save_every_n_steps=1", "--trainer.log_every_n_steps=1"]
 
 
@@ -40,40 +39,21 @@ def test_nothing_else_names_it(name):
     assert not target.search((REPO / "Makefile").read_text())
 
 
-CLONE = "clone/contrib/__init__.py clone/contrib/mine/__init__.py "
-INSTALLED = (
-    "packages/cait_contrib/contrib/__init__.py packages/cait_contrib/contrib/installed/__init__.py "
-)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected", "warns"),
-    [
-        ("", [], False),
-        (CLONE, ["mine"], False),
-        (INSTALLED, ["installed"], False),
-        (CLONE + INSTALLED, ["mine"], False),
-        # a contrib of the user's own costs that of cait alone
-        (CLONE + "desk/contrib/__init__.py", [], True),
-        (CLONE + "desk/contrib.py", [], True),
-        (CLONE + "desk/contrib/a_file", ["mine"], False),  # which Python takes last
-    ],
-)
-def test_contrib_is_that_of_the_clone_or_the_installed_one(
-    files, expected, warns, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("row", table(__file__, "contrib"))
+def test_contrib_is_that_of_the_clone_or_the_installed_one(row, tmp_path, monkeypatch, capsys):
     for name in [name for name in sys.modules if f"{name}.".startswith("contrib.")]:
         monkeypatch.delitem(sys.modules, name)
-    for file in map(tmp_path.joinpath, files.split()):
+    for file in map(tmp_path.joinpath, row["files"]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     others = [path for path in sys.path if path not in ("", str(REPO), os.getcwd())]
     monkeypatch.setattr(sys, "path", [f"{tmp_path}/desk", f"{tmp_path}/packages", *others])
     monkeypatch.setattr(plugins, "FOLDER", tmp_path / "clone/src/cait/extras")
     importlib.invalidate_caches()
-    assert plugins._contributed() == [(name, f"contrib.{name}") for name in expected]
-    assert capsys.readouterr().err.startswith(f"left out {tmp_path}/clone/contrib" if warns else "")
-    assert warns == bool(plugins.tell_once.cache_info().currsize)
+    assert plugins._contributed() == [(name, f"contrib.{name}") for name in row["found"]]
+    line = f"left out {tmp_path}/clone/contrib"
+    assert capsys.readouterr().err.startswith(line) == row["warns"]
+    assert bool(plugins.tell_once.cache_info().currsize) == row["warns"]
 
 
 def test_contrib_of_a_clone_is_not_that_of_an_installed_package(tmp_path, monkeypatch):

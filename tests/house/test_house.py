@@ -6,8 +6,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-import yaml
-from harness import REPO, python
+from harness import REPO, parsed, python, works
 from source_files import CONTRIB, FILES, SOURCE, imports, nodes
 
 # From the top; a module may import from its own room and from those below it.
@@ -89,8 +88,7 @@ def test_the_model_needs_torch_alone():
 
 @pytest.mark.slow
 def test_the_light_verbs_do_not_wait_for_lightning(digits_root, tmp_path):
-    done = python(LIGHT_VERBS.format(root=str(digits_root)), tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works(python(LIGHT_VERBS.format(root=str(digits_root)), tmp_path))
     usage = ("usage: cait VERB", "usage: cait resume", "usage: cait eval")
     for words in ("cait 0.", "there are no runs", *usage, "xxs24", "1,437"):
         assert words in done.stdout
@@ -112,7 +110,7 @@ def test_only_these_files_have_it(pattern):
     assert [path for path in having if {path.stem, path.parent.name}.isdisjoint(allowed)] == []
 
 
-OPENERS = yaml.safe_load(Path(__file__).with_name("openers.yaml").read_text())
+OPENERS = parsed(Path(__file__).with_name("openers.yaml"))
 OPENS = {"open", "read_text", "read_bytes", "safe_load", "safe_load_all", "full_load", "read_csv"}
 READERS = {"yaml", "json", "pickle", "np", "torch"}
 OTHERS = {"disk", "configurations", "beside", "tarfile"}

@@ -5,7 +5,7 @@ import re
 
 import check
 import pytest
-from harness import REPO, python
+from harness import REPO, python, works
 
 OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
 """A path from the root, as no output may have it."""
@@ -45,5 +45,4 @@ def test_a_notebook_has_the_outputs_of_one_run(path):
 
 def test_what_measures_a_gpu_needs_torch_and_timm_alone():
     """As `benchmarks/gpu.ipynb` says, which runs where nothing else can be installed."""
-    done = python(MEASURES, REPO / "benchmarks")
-    assert done.returncode == 0, done.stderr
+    works(python(MEASURES, REPO / "benchmarks"))

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import call
+from harness import call, parsed, works
 
 from cait.settings import flatten
 
-RECIPES = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+RECIPES = parsed(Path(__file__).with_name("published.yaml"))
 
 
 @pytest.mark.parametrize("words", RECIPES)
 def test_a_configuration_is_the_published_recipe(words, tmp_path):
-    done = call(tmp_path, "fit", *words.split(), "--print_config")
-    assert done.returncode == 0, done.stderr
+    done = works(call(tmp_path, "fit", *words.split(), "--print_config"))
     settings = flatten(yaml.safe_load(done.stdout))
     for name, value in flatten(RECIPES[words]).items():
         assert settings[name] == value, name

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import size
-from harness import SMALL
+from harness import SMALL, works
 
 TRACE = """
 import sys
@@ -62,8 +62,7 @@ def test_the_walks_lead_through_all_that_a_step_runs(cait, tmp_path):
     """What runs besides is listed as what to pass by."""
     (tmp_path / "trace_step.py").write_text(TRACE)
     settings = "--trainer.max_steps=4 --data.num_workers=0 --ema.decay=0.9 --trainer.callbacks+=trace_step.Trace"
-    done = cait("fit", *SMALL, *settings.split())
-    assert done.returncode == 0, done.stderr
+    done = works(cait("fit", *SMALL, *settings.split()))
     ran = {*map(Path, done.stdout.splitlines())} & {*size.core_sources()}
     walks = size.walks()
     assert len(ran & {*walks["a batch"], *walks["a step"]}) > 12

@@ -5,9 +5,7 @@ import functools
 import itertools
 import random
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tifffile
@@ -18,8 +16,8 @@ from PIL import Image
 from cait import create_model
 
 HERE = Path(__file__).parent
-TABLE: dict[str, Any] = yaml.safe_load((HERE / "situations.yaml").read_text())
-FACTORS: dict[str, dict[str, list[str]]] = TABLE["factors"]
+TABLE = yaml.safe_load((HERE / "situations.yaml").read_text())
+FACTORS = TABLE["factors"]
 Situation = dict[str, str]
 """A value of each factor."""
 
@@ -27,10 +25,10 @@ Situation = dict[str, str]
 def makes_sense(values):
     """Whether the first factors may have these values together."""
     known = dict(zip(FACTORS, values, strict=False))
-    return not any(
-        all(known.get(name) in excluded for name, excluded in rule.items() if name != "why")
-        for rule in TABLE["senseless"]
-    )
+    for rule in TABLE["senseless"]:
+        if all(known.get(name) in excluded for name, excluded in rule["not"].items()):
+            return False
+    return True
 
 
 def pairs(situation):
@@ -88,68 +86,59 @@ def noisy_digits():
 def save_picture(path, label, number, mode):
     """A noisy digit of 12 × 12 pixels. A transparent one is black everywhere: only on white can it be seen."""
     digit = Image.fromarray(noisy_digits()[label][number])
-    gray = digit.resize((12, 12), Image.Resampling.BICUBIC)
-    black = Image.new("L", gray.size)
-    deep = np.asarray(gray).astype(np.uint16) * 257
-    if mode == "color":
-        turned = gray.transpose(Image.Transpose.ROTATE_180)
-        Image.merge("RGB", [gray, gray.point(lambda value: value // 2), turned]).save(path)
-    elif mode == "transparent":
-        Image.merge("RGBA", [black, black, black, gray]).save(path)
-    elif mode == "planes":
-        planes = np.dstack([deep, deep // 2, deep[::-1, ::-1], np.full_like(deep, 7)])
-        tifffile.imwrite(path, planes, photometric="minisblack", planarconfig="contig")
+    gray = np.asarray(digit.resize((12, 12), Image.Resampling.BICUBIC))
+    black = np.zeros_like(gray)
+    deep = gray.astype(np.uint16) * 257
+    pixels = {
+        "gray": gray,
+        "color": np.dstack([gray, gray // 2, gray[::-1, ::-1]]),
+        "transparent": np.dstack([black, black, black, gray]),
+        "16 bit": deep,
+        "planes": np.dstack([deep, deep // 2, deep[::-1, ::-1], np.full_like(deep, 7)]),
+    }[mode]
+    if mode == "planes":
+        tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="contig")
     else:
-        (Image.fromarray(deep) if mode == "16 bit" else gray).save(path)
+        Image.fromarray(pixels).save(path)
 
 
-@dataclass
 class Made:
     """A situation as it lies on the disk, in the folder in which `cait` is called."""
 
-    situation: Situation
-    folder: Path
-
-    @property
-    def root(self) -> Path:
-        """The folder of the images, from there."""
-        if self.situation["images"] == "own":
-            return Path("pictures")
-        return Path(PLACES.get(self.situation["place"], self.folder / "images"))
-
-    @property
-    def suffix(self) -> str:
-        return ".tif" if self.situation["mode"] == "planes" else ".png"
-
-    @property
-    def is_divided(self) -> bool:
+    def __init__(self, situation, folder):
+        images = situation["images"]
+        self.situation = situation
+        self.folder = folder
+        self.is_divided = images in ("folders", "own")
         """Whether the user divides the images."""
-        return self.situation["images"] in ("folders", "own")
+        self.has_table = images in ("table", "groups", "several")
+        self.suffix = ".tif" if situation["mode"] == "planes" else ".png"
+        self.root = Path(PLACES.get(situation["place"], folder / "images"))
+        """The folder of the images, from there."""
+        if images == "own":
+            self.root = Path("pictures")
 
-    @property
-    def has_table(self) -> bool:
-        return self.situation["images"] in ("table", "groups", "several")
-
-    def place(self, part: str, name: str) -> Path:
+    def place(self, part, name):
         """The folder of a class's images."""
         root = self.folder / self.root
         if self.is_divided:
             return root / part / name
         return root / "all" if self.has_table else root / name
 
-    def pictures(self, label: int) -> list[Path]:
+    def pictures(self, label):
         return sorted((self.folder / self.root).rglob(f"{label}-*{self.suffix}"))
 
-    def group(self, path: str) -> str:
+    def group(self, path):
         """What an image must not be parted from: of the first class one scene is small and one large."""
         label, _, number = Path(path).stem.partition("-")
         if self.situation["images"] == "named":
             return Path(path).name[:4]
         if self.situation["images"] != "groups" or not number.isdecimal():
             return path
-        return f"{label}/{min(int(number) // 3, 1) if label == '0' else int(number) // 2}"
+        scene = int(number) // 2 if label != "0" else min(int(number) // 3, 1)
+        return f"{label}/{scene}"
 
-    def arguments(self) -> list[str]:
+    def arguments(self):
         """Of `cait fit`, without the run's name and the way it ends."""
         words = [*TABLE["words"]]
         for name, value in self.situation.items():
@@ -163,16 +152,15 @@ class Made:
 def write_table(made):
     """Write labels.csv for the images that are there."""
     images = made.situation["images"]
-    rows = [["path", "label", *(["group"] if images == "groups" else [])]]
-    for label, name in enumerate(CLASSES):
-        for path in made.pictures(label):
-            several = f"{name};always" if label % 2 else "always"
-            row = [f"all/{path.name}", several if images == "several" else name]
-            if images == "groups":
-                row.append(made.group(path.name))
-            rows.append(row)
     with (made.folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+        table = csv.writer(file)
+        table.writerow(["path", "label", "group"] if images == "groups" else ["path", "label"])
+        for label, name in enumerate(CLASSES):
+            several = f"{name};always" if label % 2 else "always"
+            row = [several if images == "several" else name]
+            for path in made.pictures(label):
+                group = [made.group(path.name)] if images == "groups" else []
+                table.writerow([f"all/{path.name}", *row, *group])
 
 
 def write_images(made, counts, first=0):

@@ -9,15 +9,16 @@ import os
 import pytest
 from laws import Trial
 from processes import apart
-from situations import all_pairs, pairs, situations
+from situations import situations
 
 SEED = os.environ.get("SEED")
 QUICK = 2
-"""Situations on one process, without an export, that `make test` tries."""
+"""Situations on one process, without a teacher and an export, that `make test` tries."""
 
 
 def is_quick(situation):
-    return situation["devices"] == "1" and situation["verb"] not in ("onnx", "demo")
+    is_small = situation["devices"] == "1" and situation["teacher"] == "none"
+    return is_small and situation["verb"] not in ("onnx", "demo")
 
 
 def chosen():
@@ -25,12 +26,6 @@ def chosen():
         return [*situations(int(SEED))]
     # to draw all of them takes seconds
     return [*itertools.islice(filter(is_quick, situations()), QUICK)]
-
-
-@pytest.mark.slow
-def test_each_pair_that_makes_sense_is_covered():
-    covered = {pair for situation in situations() for pair in pairs(situation)}
-    assert covered == all_pairs()
 
 
 @pytest.mark.parametrize(

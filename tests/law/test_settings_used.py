@@ -1,13 +1,11 @@
-"""Every setting of `cait fit` changes what a run does, or a line refuses it: the rows of used.yaml."""
+"""Every setting of `cait fit` changes what a run does, or a line refuses it: the rows of test_settings_used.yaml."""
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +13,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
-import yaml
-from golden import is_there
-from harness import SMALL
+from harness import SMALL, beside, is_there
 from modules import FIELDS, images_in, loader, module, trainer
 from PIL import Image
 
@@ -35,11 +31,7 @@ from cait.train.module import ModuleSettings
 
 Settings = dict[str, Any]
 Row = dict[str, Any]
-TABLE: dict[str, Row] = {
-    name: row
-    for name, row in yaml.safe_load(Path(__file__).with_name("used.yaml").read_text()).items()
-    if is_there(row.get("needs", ""))
-}
+TABLE = {name: row for name, row in beside(__file__).items() if is_there(row.get("needs"))}
 MODEL = "model."
 DATA = "data."
 FIELD = "model.fields."
@@ -86,7 +78,7 @@ def built(**settings):
     return shapes, parts
 
 
-PLAIN: Settings = dict(
+PLAIN = dict(
     img_size=16, repeats=1, mixup=0, cutmix=0, auto_augment=None, erase_prob=0.0, hflip=0.0
 )
 
@@ -97,24 +89,21 @@ def batches(**settings):
     data.setup("fit")
     train = data.train_dataloader()
     images, labels = next(iter(train))
-    mixed = (
-        [data.settings.mix(images.clone(), labels, data.num_classes, seed) for seed in range(4)]
-        if data.settings.mixes
-        else []
-    )
+    tensors = [images, labels, *next(iter(data.val_dataloader()))]
+    if data.settings.mixes:
+        for seed in range(4):
+            tensors += data.settings.mix(images.clone(), labels, data.num_classes, seed)
     return str(
-        (
-            [images.tolist(), labels.tolist()],
-            [(image.tolist(), label.tolist()) for image, label in mixed],
-            [part.tolist() for part in next(iter(data.val_dataloader()))],
+        [
+            *[tensor.tolist() for tensor in tensors],
             [key[1:] for batch in train.batch_sampler for key in batch],
             [data.source.train.name(index) for index in range(len(data.source.train))],
             [data.workers(1), data.settings.bad_allowed(1000), data.how_read(), data.class_names],
-        )
+        ]
     )
 
 
-SEEN: dict[str, Callable[..., Any]] = {each.__name__: each for each in (trained, built, batches)}
+SEEN = {each.__name__: each for each in (trained, built, batches)}
 
 
 @pytest.fixture(autouse=True)
@@ -127,16 +116,27 @@ def place(tmp_path, monkeypatch):
     torch.backends.cudnn.benchmark = False
 
 
+LABELS = """path,label
+train/a/0.png,a
+train/a/1.png,a
+train/a/2.png,a
+train/a/3.png,a
+train/b/0.png,b
+train/b/1.png,b
+train/b/2.png,b
+train/b/3.png,b
+"""
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, photographs):
     """Folders of images that are transparent, turned and not square, tables of them, and weights, by name."""
     folder = tmp_path_factory.mktemp("files")
     exif = Image.Exif()
     exif[0x0112] = 6
-    counts = {"a": 8, "b": 4}
     left = 0
     for root in ("IMAGES/train", "IMAGES/val", "OTHER/train", "OTHER/val", "FLAT"):
-        for name, count in counts.items():
+        for name, count in {"a": 8, "b": 4}.items():
             (folder / root / name).mkdir(parents=True)
             for number in range(count):
                 left += 3
@@ -144,8 +144,7 @@ def files(tmp_path_factory, photographs):
                 picture.putalpha(128)
                 picture.save(folder / root / name / f"{number}.png", exif=exif)
     (folder / "LIST").write_text("path,class\na/0.png,a\nb/1.png,b\n")
-    lines = [f"train/{name}/{number}.png,{name}\n" for name in counts for number in range(4)]
-    (folder / "TABLE").write_text("path,label\n" + "".join(lines))
+    (folder / "TABLE").write_text(LABELS)
     fit = trainer(max_steps=2, callbacks=[EMA(0.5)])
     fit.fit(module(lr=0.1, warmup_epochs=0), loader())
     fit.save_checkpoint(folder / "WEIGHTS.ckpt")
@@ -155,14 +154,14 @@ def files(tmp_path_factory, photographs):
 def settings_with(name, files, added="other"):
     """The settings of the setting's group: those beside it, and its other value or what it is compared with."""
     row = TABLE[name]
-    more = row.get("against", {}) if added == "against" else {name.rpartition(".")[2]: row["other"]}
-    placed = {
-        key: files.get(value, value) if isinstance(value, str) else value
-        for key, value in (row.get("beside", {}) | more).items()
-    }
+    other = {name.rpartition(".")[2]: row["other"]}
+    settings = row.get("beside", {}) | (row.get("against", {}) if added == "against" else other)
+    for key, value in settings.items():
+        if isinstance(value, str):
+            settings[key] = files.get(value, value)
     if name.startswith(FIELD):
-        return {"fields": FIELDS | placed}
-    return {"root": files["IMAGES"]} | placed if name.startswith(DATA) else placed
+        return {"fields": FIELDS | settings}
+    return {"root": files["IMAGES"]} | settings if name.startswith(DATA) else settings
 
 
 @functools.cache
@@ -178,12 +177,10 @@ def test_a_setting_changes_what_is_trained(name, files):
 
 
 def test_what_is_seen_is_the_same_twice(files):
-    for seen, settings in {
-        "trained": {},
-        "built": {},
-        "batches": {"root": files["IMAGES"]},
-    }.items():
-        assert SEEN[seen](**settings) == SEEN[seen](**settings), seen
+    images = files["IMAGES"]
+    assert trained() == trained()
+    assert built() == built()
+    assert batches(root=images) == batches(root=images)
 
 
 # What is seen of a run
@@ -192,8 +189,8 @@ def test_what_is_seen_is_the_same_twice(files):
 class Planned(CaiTCLI):
     """A run that is put together, and not trained."""
 
-    def fit(self, *_: Any, **__: Any):
-        trainer: Any = self.trainer
+    def fit(self, *_, **__):
+        trainer = self.trainer
         self.seen = SimpleNamespace(
             trainer=trainer,
             module=self.model,
@@ -269,7 +266,7 @@ def test_a_setting_that_a_run_cannot_have_is_refused(name, run, files):
 
 @pytest.mark.parametrize("name", named("idle"))
 def test_a_setting_without_what_it_needs_is_refused(name, run):
-    with pytest.raises(UserError, match=f"--{name}( .*)? does nothing without"):
+    with pytest.raises(UserError, match=f"--{name}"):
         run(word(name), *TABLE[name]["idle"].split())
 
 
@@ -300,7 +297,7 @@ def test_every_need_is_tried():
 # Numbers
 
 
-KINDS: dict[Any, Callable[..., Any]] = {
+KINDS = {
     ModuleSettings: module,
     DataSettings: partial(images_in, "nowhere"),
     CaiTConfig: CaiTConfig,
@@ -312,23 +309,24 @@ OTHERS = ("seed", "img_size", "num_classes", "mean", "std")
 def numbers(kind):
     """Values that no number of this class's settings may have."""
     for name, hint in get_type_hints(kind).items():
-        is_float = "float" in str(hint)
-        if name in OTHERS or "ClassVar" in str(hint) or not (is_float or "int" in str(hint)):
+        if name in OTHERS or "ClassVar" in str(hint):
             continue
+        odd_values = [-1] if "int" in str(hint) else []
+        if "float" in str(hint):
+            odd_values = [math.nan, math.inf, -math.inf, -1.0]
         default = getattr(kind, name)
-        for odd in (math.nan, math.inf, -math.inf, -1.0) if is_float else (-1,):
+        for odd in odd_values:
             if (name, odd) not in TAKEN:
                 yield name, [odd] * len(default) if isinstance(default, tuple | list) else odd
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_number_out_of_its_range_is_refused(kind):
-    tried = 0
-    for name, value in numbers(kind):
-        tried += 1
+    tried = [*numbers(kind)]
+    assert len(tried) > 10
+    for name, value in tried:
         with pytest.raises(UserError, match=r"must be|leaves|in_chans"):
             pytest.fail(f"{name} {value}: {KINDS[kind](**{name: value})}")
-    assert tried > 10
 
 
 @pytest.mark.parametrize("decay", [math.nan, math.inf, -1.0, 1.0])
@@ -337,12 +335,8 @@ def test_a_decay_out_of_its_range_is_refused(decay):
         EMA(decay)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    itertools.product(
-        ["mean", "std"], [(math.nan,) * 3, (1.0, math.inf, 1.0), (1.0, 1.0), (1.0,) * 4]
-    ),
-)
+@pytest.mark.parametrize("name", ["mean", "std"])
+@pytest.mark.parametrize("value", [[math.nan] * 3, [1.0, math.inf, 1.0], [1.0] * 2, [1.0] * 4])
 def test_a_mean_that_is_no_three_numbers_is_refused(name, value):
     with pytest.raises(UserError, match=f"{name} must be|three numbers each"):
         images_in("nowhere", **{name: value})

@@ -1,10 +1,11 @@
 """A run's folder from a stranger, or a damaged one: every verb reads it as data, or ends in one line.
 
-The tables are in strangers.yaml. A new verb is covered as soon as `command.verbs()` has it.
+The tables are in test_strangers.yaml. A new verb is covered as soon as `command.verbs()` has it.
 """
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -12,16 +13,13 @@ import shlex
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
 from inspect import signature as parameters_of
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from harness import call, checkpoint, free_port, link_digits, slow
+from harness import beside, call, checkpoint, free_port, link_digits, slow, table
 from lightning.pytorch import Trainer
 from PIL import Image
 
@@ -31,8 +29,8 @@ from cait.cli import command, saved
 from cait.errors import UserError, console, printable
 from cait.guards import configurations, trust
 
-TABLES: dict[str, Any] = yaml.full_load(Path(__file__).with_name("strangers.yaml").read_text())
-WORDS: dict[str, str] = TABLES["verbs"] | {"serve": f"bad --port={free_port()}"}
+TABLES = beside(__file__)
+WORDS = TABLES["verbs"] | {"serve": f"bad --port={free_port()}"}
 VERBS = [name for name in command.verbs() if name not in TABLES["take_no_run"]]
 if "recipe" in plugins.extras():
     VERBS.append("fit --from")
@@ -52,11 +50,9 @@ def net(**arguments):
 """A module that leaves `ran` beside itself when it is imported."""
 
 
-def rows(table):
+def rows(name):
     """A table's rows, as the parameter `row` of a test."""
-    values = TABLES[table]
-    names = [row.get("case") or "-".join(map(str, row.values()))[:80] for row in values]
-    return pytest.mark.parametrize("row", values, ids=names)
+    return pytest.mark.parametrize("row", table(__file__, name))
 
 
 def verbs(*quick):
@@ -119,12 +115,11 @@ def merged(values, more):
 
 def put(path, values):
     """Put other values into a file of a run; it then is no longer this account's own."""
-    if path.suffix == ".yaml":
-        path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), values)))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(merged(json.loads(path.read_text()), values)))
-    else:
+    if path.suffix == ".ckpt":
         torch.save(merged(torch.load(path, weights_only=True), values), path)
+        return
+    write = json.dumps if path.suffix == ".json" else yaml.safe_dump
+    path.write_text(write(merged(yaml.safe_load(path.read_text()), values)))
 
 
 def flip(path, name):
@@ -137,14 +132,13 @@ def flip(path, name):
 
 def change(run, row):
     """Change a run as a row says."""
-    file = row.get("file", "config.yaml")
-    for name in CHECKPOINTS if file == "checkpoints" else [file]:
+    for path in run.glob(row.get("file", "config.yaml")):
         if "text" in row:
-            (run / name).write_bytes(row["text"].encode("latin-1"))
+            path.write_text(row["text"], "latin-1")
         elif "flip" in row:
-            flip(run / name, row["flip"])
+            flip(path, row["flip"])
         else:
-            put(run / name, row["put"])
+            put(path, row["put"])
 
 
 def has_run():
@@ -173,11 +167,11 @@ def test_a_strangers_settings_are_not_run(row, bad):
 
 @verbs("predict")
 def test_no_verb_runs_what_a_run_names(verb, bad, desk):
-    named = [row for row in TABLES["attacks"] if "verbs" in row]
-    for row in named + TABLES["attacks_in_checkpoints"]:
-        for name in ("config.yaml", *CHECKPOINTS):
-            shutil.copy(desk / "logs/good" / name, bad / name)
-        change(bad, row if row in named else row | {"file": "checkpoints"})
+    tried = [row for row in TABLES["attacks"] if "verbs" in row]
+    tried += [row | {"file": "checkpoints/*"} for row in TABLES["attacks_in_checkpoints"]]
+    for row in tried:
+        shutil.copytree(desk / "logs/good", bad, dirs_exist_ok=True)
+        change(bad, row)
         of_verb(verb)  # an error of another kind than the user's fails here
         assert not has_run(), row["case"]
 
@@ -198,8 +192,6 @@ def test_a_run_without_code_needs_no_trust(verb, bad, desk, monkeypatch):
 
 
 def test_what_a_run_names_is_run_when_it_is_trusted(bad):
-    [callback] = [row for row in TABLES["attacks"] if row["case"] == "a callback"]
-    change(bad, callback)
     put(bad / "config.yaml", {"model": {"name": NET}})
     for verb in ("eval", "resume"):
         assert TRUST in of_verb(verb)[0]
@@ -208,8 +200,7 @@ def test_what_a_run_names_is_run_when_it_is_trusted(bad):
         assert has_run()
         Path("ran").unlink()
     assert of_verb("eval")[0] == ""  # who has resumed it has signed it
-    for name in CHECKPOINTS:
-        put(bad / name, {"hyper_parameters": {"name": f"{NET}work"}})
+    change(bad, {"file": "checkpoints/*", "put": {"hyper_parameters": {"name": f"{NET}work"}}})
     assert TRUST in of_verb("predict")[0]
 
 
@@ -225,24 +216,6 @@ def test_the_text_that_was_checked_is_the_one_that_is_used(verb, bad, monkeypatc
 
     monkeypatch.setattr(signature, "is_own", swap_afterwards)
     assert of_verb(verb)[0] == ""
-    assert not has_run()
-
-
-def test_a_config_yaml_of_ones_own_is_no_runs(tmp_path):
-    """It lies beside no checkpoints: code in it is the user's."""
-    config = tmp_path / "config.yaml"
-    config.write_text(f"model: {{name: {NET!r}}}\n")
-    assert trust.settings(config)
-    with pytest.raises(UserError, match="may do anything"):
-        trust.settings(config, is_run=True)
-
-
-@pytest.mark.parametrize("verb", ["resume", "eval"])
-def test_a_run_without_checkpoints_is_a_strangers_too(verb, bad):
-    put(bad / "config.yaml", {"model": {"name": NET}})
-    shutil.rmtree(bad / "checkpoints")
-    (bad / ".lock").unlink(missing_ok=True)
-    assert of_verb(verb)[0]
     assert not has_run()
 
 
@@ -311,28 +284,16 @@ def test_a_checkpoint_is_data_whatever_it_holds(trials, bad):
             assert not has_run(), (trial, key)
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "setting"),
-    [
-        (cait.CaiTModule, "hyper_parameters", "loss"),
-        (cait.CaiTModule, "hparams", "loss"),
-        (cait.CaiTModule, "module_arguments", "loss"),
-        (cait.ImageNetDataModule, "datamodule_hyper_parameters", "root"),
-        *slow(
-            (cait.CaiTModule, "hyper_parameters", "name"),
-            (cait.CaiTModule, "hyper_parameters", "metrics"),
-            (cait.CaiTModule, "hyper_parameters", "optimizer"),
-        ),
-    ],
-)
-def test_lightnings_own_loader_takes_a_file_as_data(kind, key, setting, bad):
+@rows("loaders")
+def test_lightnings_own_loader_takes_a_file_as_data(row, bad):
     path = bad / CHECKPOINTS[1]
     content = checkpoint(bad)
-    content[key] = content.pop("hyper_parameters") | {setting: NET}
+    content[row["key"]] = content.pop("hyper_parameters") | {row["setting"]: NET}
     torch.save(content, path)
-    for file in (path, Path(shutil.copy(path, "away.ckpt"))):
+    shutil.copy(path, "away.ckpt")
+    for file in (path, "away.ckpt"):
         with pytest.raises(UserError, match=f"^{file} names {NET}, which may do anything: "):
-            kind.load_from_checkpoint(file)
+            getattr(cait, row["kind"]).load_from_checkpoint(file)
         assert not has_run()
 
 
@@ -353,7 +314,7 @@ def test_lightnings_own_loader_loads_ones_own(bad):
 class Unpickled:
     """Unpickled without care, it writes a file."""
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return Path.touch, (Path("ran"),)
 
 
@@ -377,26 +338,17 @@ def test_the_trainer_has_no_other_setting_that_takes_an_object():
 def test_what_this_account_signed_needs_no_trust(bad, monkeypatch):
     """Code does that a changed configuration names, or another account's."""
     config = Path("logs/own/config.yaml")
-    short = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
-    fit = ["fit", "--config=logs/good/config.yaml", f"--model.name={NET}", "--run_name=own"]
-    scored = ["eval", "own"]
-    predicted = ["predict", "own", "x.png"]
+    fit, *others = map(str.split, TABLES["signed"])
     try:
-        # resumed with another setting: it is signed anew
-        for words in (
-            [*fit, *short],
-            ["resume", "own", "--trainer.max_steps=3"],
-            scored,
-            predicted,
-        ):
+        for words in (fit, *others):
             assert answer(words)[0] == ""
         text = config.read_text()
-        assert "max_steps: 3" in text
+        assert "max_steps: 3" in text  # resumed with another setting: it is signed anew
         config.write_text(text + "# a comment\n")
-        assert TRUST in answer(scored)[0]
+        assert TRUST in answer(["eval", "own"])[0]
         config.write_text(text)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(bad / "account"))
-        for words in (scored, predicted, ["resume", "own"]):
+        for words in others:
             assert TRUST in answer(words)[0]
     finally:
         disk.remove(config.parent)
@@ -411,44 +363,48 @@ def test_no_verb_leaves_a_run(row, bad, tmp_path):
     path = bad / row["name"]
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.remove(path)
-    victim = tmp_path / "victim"
-    victim.mkdir() if row["kind"].endswith("folder") else victim.write_text("mine")
-    os.mkfifo(path) if row["kind"] == "pipe" else path.symlink_to(victim)
-    why = "is not a regular file" if row["kind"] == "pipe" else "is a link out of the run's folder"
+    victim = tmp_path / "victim/file"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    if "leads_to" in row:
+        path.symlink_to(tmp_path / row["leads_to"])
+        why = f"{path.name} is a link out of the run's folder"
+    else:
+        os.mkfifo(path)
+        why = f"{path.name} is not a regular file"
     for verb in VERBS:
         line, shown = of_verb(verb)
-        assert f"{path.name} {why}" in (shown if verb == "runs" else line), verb
-    assert not any(victim.iterdir()) if victim.is_dir() else victim.read_text() == "mine"
+        assert why in (shown if verb == "runs" else line), verb
+    assert [*victim.parent.iterdir()] == [victim]
+    assert victim.read_text() == "mine"
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def emptied(path):
+    os.truncate(path, 0)
 
 
-def in_a_folders_place(path):
+def halved(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def no_text(path):
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+def a_folder(path):
     path.unlink()
     path.mkdir()
-
-
-BREAKS: dict[str, Callable[[Path], Any]] = {
-    "gone": Path.unlink,
-    "empty": partial(Path.write_bytes, data=b""),
-    "truncated": truncated,
-    "no text": partial(Path.write_bytes, data=b"\xff\xfe\x00"),
-    "a folder": in_a_folders_place,
-}
 
 
 @verbs("predict")
 def test_a_broken_file_is_told_in_a_line_or_not_needed(verb, bad, desk):
     good = desk / "logs/good"
     files = [path.relative_to(good) for path in good.rglob("*") if path.is_file()]
-    for name in files:
-        for broken in BREAKS.values():
-            disk.remove(bad)
-            shutil.copytree(good, bad)
-            broken(bad / name)
-            of_verb(verb)
+    for name, breaks in itertools.product(files, [Path.unlink, emptied, halved, no_text, a_folder]):
+        disk.remove(bad)
+        shutil.copytree(good, bad)
+        breaks(bad / name)
+        of_verb(verb)
 
 
 @rows("damages")
@@ -461,24 +417,19 @@ def test_what_is_damaged_is_named(row, bad):
 
 def test_one_reader_of_yaml_serves_all_verbs(bad):
     (bad / "config.yaml").write_text(TABLES["bomb"])
-    others = ["fit --config logs/bad/config.yaml", "sweep logs/bad/config.yaml"]
-    others += ["eval --config logs/bad/config.yaml --ckpt_path x.png"]
-    # some need no settings
-    lines = [
-        f"{verb} {WORDS.get(verb, 'bad')}" for verb in VERBS if verb not in ("heat-maps", "demo")
-    ]
-    for line in lines + others:
-        words = line.split()
-        if words[0] in command.verbs():
-            error, shown = answer(words)
-            assert "in the place of *a" in (shown if words[0] == "runs" else error), line
+    answers = {verb: of_verb(verb) for verb in VERBS if verb not in ("heat-maps", "demo")}
+    for words in TABLES["read_config"]:
+        if words.split()[0] in command.verbs():
+            answers[words] = answer(words.split())
+    for verb, (line, shown) in answers.items():
+        assert "*a" in (shown if verb == "runs" else line), verb
 
 
 @verbs("eval", "predict")
 def test_no_name_is_markup_or_a_code(verb, bad):
     names = TABLES["names"]
-    for name in CHECKPOINTS:
-        put(bad / name, {"ImageNetDataModule": {"class_names": names}})
+    named = {"ImageNetDataModule": {"class_names": names}}
+    change(bad, {"file": "checkpoints/*", "put": named})
     shares = {"per_class": dict.fromkeys(names, 50.0)}
     put(bad / "evaluation.json", {"class_names": names, "raw": shares, "ema": shares})
     metrics = bad / "metrics.csv"

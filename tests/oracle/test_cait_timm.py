@@ -17,8 +17,6 @@ from cait.errors import UserError
 from cait.model.weights import cached_weights
 from cait.train.optim import param_groups
 
-# At 224 with 1,000 classes, as measured on the released code: of those that timm lacks, and of the largest.
-PARAMETERS = {"xs36": 38_557_432, "s48": 89_525_224, "m24": 185_850_088, "m48": 356_008_936}
 IN_TIMM = timm.list_models("cait_*")
 
 
@@ -80,13 +78,6 @@ def test_initial_weights_follow_timms_distribution():
         elif expected.numel() > 2000:
             assert weight.std().item() == pytest.approx(expected.std().item(), rel=0.1), name
             assert weight.mean().item() == pytest.approx(expected.mean().item(), abs=0.002), name
-
-
-def test_other_models_have_the_released_number_of_parameters():
-    for name, count in PARAMETERS.items():
-        with torch.device("meta"):
-            model = cait.create_model(name)
-        assert sum(weight.numel() for weight in model.parameters()) == count, name
 
 
 def named(groups, model):

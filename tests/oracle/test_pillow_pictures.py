@@ -1,6 +1,5 @@
 """Pictures that are turned, transparent or gray: each path has the pixels that people see."""
 
-from collections.abc import Callable
 from io import BytesIO
 
 import pytest
@@ -43,7 +42,7 @@ def roots(photographs, tmp_path):
 
 
 class OwnTransform(ImageNetDataModule):
-    def make_train_transform(self) -> Callable:
+    def make_train_transform(self):
         return self.settings.transform()
 
 

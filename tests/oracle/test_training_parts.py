@@ -1,7 +1,6 @@
 """Parts of training against those of others: timm's losses, teacher, optimizers and average, torch's clipping."""
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import timm
@@ -102,9 +101,8 @@ def test_the_moving_average_is_timms(name):
     train(net, callbacks=callbacks, accumulate_grad_batches=2)
     average = ours.average.state_dict()
     assert same(average, theirs.module.state_dict())
-    for other in (before, net.model.state_dict()):
-        changed = [key for key in average if not torch.equal(average[key], other[key])]
-        assert len(changed) > len(average) / 2
+    assert not same(average, before)
+    assert not same(average, net.model.state_dict())
 
 
 def small_net():
@@ -136,21 +134,19 @@ def test_a_step_is_that_of_timms_optimizer(name, arguments, layer_decay):
     weights = weights_after_steps(net, settings.build_optimizer(net, lr=1e-3))
     net = small_net()
     start = nn.utils.parameters_to_vector(net.parameters()).clone()
-    decay: dict = dict(weight_decay=0.1, layer_decay=layer_decay)
+    decay = dict(weight_decay=0.1, layer_decay=layer_decay)
     optimizer = create_optimizer_v2(net, name, lr=1e-3, **decay, **arguments)
     torch.testing.assert_close(weights, weights_after_steps(net, optimizer), rtol=1e-6, atol=1e-9)
     assert not torch.allclose(weights, start, atol=1e-5)
 
 
-CLIPS: dict[str, tuple[float, Any]] = dict(
-    norm=(0.1, nn.utils.clip_grad_norm_), value=(1e-4, nn.utils.clip_grad_value_)
-)
+CLIPS = dict(norm=(0.1, nn.utils.clip_grad_norm_), value=(1e-4, nn.utils.clip_grad_value_))
 
 
 class Clipped(Chosen):
     """Keeps the gradients as the optimizer gets them, and as torch's own function clips them."""
 
-    def configure_gradient_clipping(self, optimizer: Any, *clipping: Any, **names: Any):
+    def configure_gradient_clipping(self, optimizer, *clipping, **names):
         limit, clip = CLIPS[self.trainer.gradient_clip_algorithm]
         scale = self.gradient_scale(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

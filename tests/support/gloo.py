@@ -6,26 +6,25 @@ TABLE is a dictionary in FILE of functions of the rank and a folder, by name. Wh
 FOLDER/<rank>.json.
 """
 
-import importlib.util
+import importlib
 import json
 import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
+import modules  # noqa: F401  # once for all processes, as it takes long
 import pytest
 import torch.distributed as dist
-from harness import LIMIT, free_port, script
+from harness import LIMIT, free_port, parsed, script, works
 from lightning.pytorch.utilities import rank_zero_only
 from torch.multiprocessing import start_processes
 
 
 def answers(file, table, folder, processes):
     """What the processes return, by situation."""
-    done = script(__file__, folder, file, table, str(folder), str(processes))
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    works(script(__file__, folder, file, table, str(folder), str(processes)))
+    ranks = [parsed(folder / f"{rank}.json") for rank in range(processes)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
@@ -35,9 +34,8 @@ def process(rank, file, table, folder, processes):
     # a process that waits for the others in vain fails soon
     wait = timedelta(seconds=min(120, LIMIT))
     dist.init_process_group("gloo", rank=rank, world_size=processes, timeout=wait)
-    spec: Any = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(Path(file).parent))
+    module = importlib.import_module(Path(file).stem)
     returned = {}
     for name, situation in getattr(module, table).items():
         try:

@@ -23,7 +23,7 @@ In `says`, {here} stands for the folder of the case, and {*} for any text. `make
 is no longer true.
 """
 
-import importlib.util
+import contextlib
 import json
 import logging
 import os
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import REPO, call, caught, in_folder, link_digits
+from harness import REPO, call, caught, in_folder, is_there, link_digits
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
     program: str = "cait"
     status: int = 2
 
-    def answer(self, folder: Path) -> str:
+    def answer(self, folder):
         """What `cait`, or the statements, say in the folder."""
         before = files_in(folder)
         with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +67,7 @@ class Case:
             assert files_in(folder) == before, "it changed something"
         return answer.replace(str(folder), "{here}")
 
-    def _of_cait(self, folder: Path) -> str:
+    def _of_cait(self, folder):
         logging.disable(logging.INFO)
         try:
             done = call(folder, *shlex.split(self.cait), program=self.program)
@@ -78,32 +78,29 @@ class Case:
         assert "Traceback" not in printed
         if self.status == 0:
             return printed
-        prefix = f"{self.program}: error: "
-        assert done.stderr.startswith(prefix)
-        assert done.stderr.count("\n") == 1, "more than a line"
-        return done.stderr.removeprefix(prefix).rstrip("\n")
+        [line] = done.stderr.splitlines()
+        assert line.startswith(f"{self.program}: error: ")
+        return line.removeprefix(f"{self.program}: error: ")
 
-    def _of_python(self, folder: Path) -> str:
+    def _of_python(self, folder):
         import cait
         from cait.errors import UserError
 
         names = {"cait": cait, "Path": Path}
+        refused = pytest.raises(UserError) if self.status else contextlib.nullcontext()
         with in_folder(folder), warnings.catch_warnings(), caught(1) as out, caught(2) as err:
             warnings.simplefilter("ignore")
-            if self.status:
-                with pytest.raises(UserError) as raised:
-                    exec(self.python, names)
-            else:
+            with refused as raised:
                 exec(self.python, names)
         return str(raised.value) if self.status else out[0] + err[0]
 
-    def agrees(self, answer: str) -> bool:
+    def agrees(self, answer):
         """Whether this is what the file says."""
         pattern = re.escape(self.says).replace(re.escape("{*}"), ".*")
         found = re.fullmatch if self.status else re.search
         return found(pattern, answer, re.DOTALL) is not None if self.says else answer == ""
 
-    def write(self, says: str):
+    def write(self, says):
         """Put another answer into the golden file."""
         lines = self.file.read_text().splitlines()
         answers = [number for number, line in enumerate(lines) if line.startswith("  says: ")]
@@ -115,23 +112,6 @@ def files_in(folder):
     """Whatever is in a folder but compiled Python, and what the files hold."""
     paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
     return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
-
-
-def is_there(part):
-    """Whether a part that may be deleted is there: CaiT's own network (`cait`), an extra, or contrib/NAME.
-
-    `cpu` is there on a machine without an accelerator.
-    """
-    if not part:
-        return True
-    if part == "cpu":
-        import torch
-
-        return not torch.accelerator.is_available()
-    if part == "cait":
-        return importlib.util.find_spec("cait.model.cait") is not None
-    folder = REPO / part if part.startswith("contrib/") else REPO / "src/cait/extras" / part
-    return folder.is_dir()
 
 
 def cases(*files):
@@ -148,12 +128,12 @@ def check(case, folder, request):
     link_digits(folder, request.getfixturevalue("digits_root"))
     (folder / "logs").mkdir()
     config = (REPO / "configs/digits.yaml").read_text()
-    (folder / "digits.yaml").write_text(config.replace("accelerator: auto", "accelerator: cpu"))
+    config = config.replace("accelerator: auto", "accelerator: cpu")
     if case.program != "cait":
         (folder / case.program).touch()
     for name in case.run:
         shutil.copytree(request.getfixturevalue("trained"), folder / "logs" / name)
-    for name, text in case.files.items():
+    for name, text in {"digits.yaml": config, **case.files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(text, str):
             text = text.encode(errors="surrogateescape")
@@ -161,7 +141,7 @@ def check(case, folder, request):
     for name, target in case.links.items():
         (folder / name).symlink_to(target)
     answer = case.answer(folder)
-    if not case.agrees(answer) and os.environ.get("CAIT_GOLDEN") == "write":
-        case.write(answer)
-    else:
-        assert case.agrees(answer), answer
+    if case.agrees(answer):
+        return
+    assert os.environ.get("CAIT_GOLDEN") == "write", answer
+    case.write(answer)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import fcntl
 import functools
+import json
 import logging
 import os
 import re
@@ -14,7 +15,6 @@ import sys
 import tempfile
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
@@ -62,19 +62,38 @@ SMALL = [
 
 def slow(*values):
     """Parameters for `make test-all`, beside one for `make test`."""
-    return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
-        for value in values
-    ]
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+
+
+def beside(test):
+    """What the YAML file beside a test holds."""
+    return yaml.full_load(Path(test).with_suffix(".yaml").read_text())
 
 
 def table(test, name):
-    """The rows of a part of the YAML file beside a test, as parameters; such as are slow are for `make test-all`."""
-    parts = yaml.safe_load(Path(test).with_suffix(".yaml").read_text())
+    """Its rows of this name, as parameters. `case` names one, `slow` is for `make test-all`, and `needs` for a part."""
     return [
-        pytest.param(row, id=row["case"], marks=[pytest.mark.slow] if row.get("slow") else [])
-        for row in parts[name]
+        pytest.param(row, id=row.get("case"), marks=[pytest.mark.slow] * row.get("slow", False))
+        for row in beside(test)[name]
+        if is_there(row.get("needs"))
     ]
+
+
+def is_there(part):
+    """Whether a part that may be deleted is there: CaiT's own network (`cait`), an extra, or contrib/NAME.
+
+    `cpu` is there on a machine without an accelerator, and so is what has no name.
+    """
+    if not part:
+        return True
+    if part == "cpu":
+        import torch
+
+        return not torch.accelerator.is_available()
+    if part == "cait":
+        return (REPO / "src/cait/model/cait.py").exists()
+    return (REPO / part).is_dir() or (REPO / "src/cait/extras" / part).is_dir()
 
 
 @pytest.fixture(autouse=True)
@@ -115,25 +134,16 @@ def photographs():
     return [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
-FORMATS: list[tuple[str, str, dict[str, Any]]] = [
-    ("L", "jpg", {}),
-    ("CMYK", "jpeg", {}),
-    ("P", "png", {"transparency": b"\x00\x10\x20"}),
-    ("RGBA", "png", {}),
-    ("LA", "png", {}),
-    ("RGB", "JPEG", {"progressive": True}),
-]
-
-
 def save_mixed(photographs, folder, count, seed):
     """Photographs of many sizes as gray, CMYK, palette, RGBA, gray with alpha and progressive files."""
     import numpy as np
 
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
+    formats = beside(__file__)
     for i in range(count):
         size = (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
-        mode, suffix, options = FORMATS[i % 6]
+        mode, suffix, options = formats[i % 6]
         picture = photographs[i % 2].resize(size).convert(mode)
         if mode == "RGBA":
             picture.putalpha(128)
@@ -217,16 +227,14 @@ def caught(number):
     getattr(sys, name).flush()
     kept = os.dup(number)
     with (
-        tempfile.TemporaryFile("w+", errors="surrogateescape") as file,
+        tempfile.TemporaryFile("w+", buffering=1, errors="surrogateescape") as file,
         pytest.MonkeyPatch.context() as patch,
     ):
         os.dup2(file.fileno(), number)
-        stream = open(number, "w", buffering=1, closefd=False, errors="surrogateescape")  # noqa: SIM115
-        patch.setattr(sys, name, stream)
+        patch.setattr(sys, name, file)
         try:
             yield texts
         finally:
-            stream.flush()
             os.dup2(kept, number)
             os.close(kept)
             file.seek(0)
@@ -300,10 +308,19 @@ def rows(run):
         return list(csv.DictReader(file))
 
 
-def checkpoint(run):
+def parsed(path):
+    """What a file of JSON, of YAML or of tensors holds."""
     import torch
 
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    if path.suffix == ".yaml":
+        return yaml.safe_load(path.read_text())
+    return torch.load(path, weights_only=True)
+
+
+def checkpoint(run):
+    return parsed(run / "checkpoints/last.ckpt")
 
 
 def link_digits(folder, digits_root):
@@ -328,10 +345,15 @@ def here(place, monkeypatch):
     return place
 
 
+def works(done):
+    """What `call` returned of words that must end well."""
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done
+
+
 def ended(place, name, recipe):
     """Train a run to its end; returns its folder."""
-    done = call(place, "fit", *recipe, f"--run_name={name}")
-    assert done.returncode == 0, done.stderr
+    works(call(place, "fit", *recipe, f"--run_name={name}"))
     return place / "logs" / name
 
 
@@ -349,8 +371,7 @@ def trained(tmp_path_factory, digits_root):
             link_digits(folder, digits_root)
             short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6"]
             ended(folder, "good", [*SMALL, *short, "--ema.decay=0.9", "--data.num_workers=0"])
-            scored = call(folder, "eval", "good")
-            assert scored.returncode == 0, scored.stderr
+            works(call(folder, "eval", "good"))
     return folder / "logs/good"
 
 

@@ -1,7 +1,6 @@
 """Small modules, loaders, data modules and trainers for tests without the command line."""
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,7 +18,7 @@ FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)
 
 def module(kind=CaiTModule, /, **settings):
     """A module, or one of a subclass."""
-    defaults: dict = dict(img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    defaults = dict(img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
     return kind(**(defaults | settings))
 
 
@@ -35,8 +34,8 @@ def images_in(root, **settings):
     )
 
 
-def trainer(**settings):
-    quiet: dict = dict(
+def trainer(kind=Trainer, /, **settings):
+    quiet = dict(
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -44,7 +43,7 @@ def trainer(**settings):
         accelerator="cpu",
         max_epochs=2,
     )
-    return Trainer(**(quiet | settings))
+    return kind(**(quiet | settings))
 
 
 def train(net, path=None, images=None, **settings):
@@ -63,10 +62,10 @@ def train(net, path=None, images=None, **settings):
 class SavesAt(Checkpoint):
     """Saves amid an epoch, after a step."""
 
-    def __init__(self, step: int, path: Path):
+    def __init__(self, step, path):
         self.step, self.path = step, path
 
-    def on_train_batch_end(self, trainer: Trainer, *args: object):
+    def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == self.step:
             trainer.save_checkpoint(self.path)
 
@@ -74,11 +73,11 @@ class SavesAt(Checkpoint):
 class Chosen(CaiTModule):
     """The module with another optimizer than its own fused AdamW."""
 
-    def __init__(self, optimizer: str, **settings: object):
+    def __init__(self, optimizer, **settings):
         super().__init__(**settings)
         self.chosen = optimizer
 
-    def configure_optimizers(self) -> object:
+    def configure_optimizers(self):
         configured = super().configure_optimizers()
         if self.chosen == "fused AdamW":
             return configured

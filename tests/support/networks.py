@@ -45,7 +45,7 @@ def step(model, images, seed):
 
 def saved_bytes(forward, least=0):
     """Bytes that a forward pass keeps for the backward pass, of tensors in a memory of at least so many."""
-    sizes: dict[int, int] = {}
+    sizes = {}
 
     def pack(tensor):
         sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -79,12 +79,12 @@ def fill(model, seed=0):
 
 
 class ConvHead(nn.Module):
-    def __init__(self, img_size: int, num_classes: int):
+    def __init__(self, img_size, num_classes):
         super().__init__()
         self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, num_classes, 1)
 
-    def get_classifier(self) -> nn.Module:
+    def get_classifier(self):
         return self.head
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         return self.head(self.body(images)).mean((2, 3))

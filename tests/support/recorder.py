@@ -3,9 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 
@@ -18,9 +16,7 @@ class Recorder(Callback):
     def __init__(self, folder: str):
         self.folder = Path(folder)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, net: LightningModule, outputs: Any, batch: Any, i: int
-    ):
+    def on_train_batch_end(self, trainer, net, outputs, batch, i):
         images, targets = batch
         line = dict(
             step=trainer.global_step,
@@ -31,13 +27,11 @@ class Recorder(Callback):
         )
         self._write(f"{trainer.global_rank}.jsonl", line)
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int
-    ):
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, i):
         if not trainer.sanity_checking:
             self._write(f"val-{trainer.global_rank}.jsonl", digests(batch[0]))
 
-    def _write(self, name: str, line: Any):
+    def _write(self, name, line):
         self.folder.mkdir(exist_ok=True)
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -59,17 +53,20 @@ class LeavesOnce(Callback):
     def __init__(self, step: int):
         self.step = step
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any):
-        if trainer.global_step == self.step and not Path("left").exists():
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            was_there = Path("left").exists()
+            trainer.strategy.barrier()  # until all processes have looked
             Path("left").touch()
-            raise SystemExit(137)
+            if not was_there:
+                raise SystemExit(137)
 
 
 class FailsTwice(Callback):
     """An error in the answer to an error, as a full disk gives."""
 
-    def on_train_batch_end(self, *_: object):
+    def on_train_batch_end(self, *_):
         raise OSError(28, "No space left on device")
 
-    def on_exception(self, *_: object):
+    def on_exception(self, *_):
         raise OSError(28, "No space left on device")

@@ -39,7 +39,7 @@ def write_sets(place):
     is_binary = digits.target < 2
     pictures = np.concatenate([pixels, 255 - pixels[is_binary]]).round().astype(np.uint8)
     labels = [*digits.target, *(digits.target[is_binary] + 10)]
-    real: list[list[int]] = []
+    real = []
     # numbers do not follow the classes
     for number, index in enumerate(np.random.default_rng(0).permutation(len(labels)), 1):
         label = int(labels[index])

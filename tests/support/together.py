@@ -2,7 +2,6 @@
 
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import torch.distributed as dist
 from harness import LIMIT
@@ -20,8 +19,8 @@ def cluster(rank):
 
 def together(main, monkeypatch):
     """What each of three processes gets by `main`, a UserError's text among it; threads stand for them."""
-    store: Any = dist.HashStore()
-    answers: list[Any] = [None] * 3
+    store = dist.HashStore()
+    answers = [None] * 3
 
     def process(rank):
         processes = Processes()

@@ -1,16 +1,12 @@
 """What timm's distillation takes for a student, of any network."""
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import nn
 
 
 class TokenHead(nn.Module):
     """A CaiT as timm's task wants its student: the distillation head is the class head, as in the release."""
 
-    def __init__(
-        self, student: nn.Module, num_classes: int, mean: Sequence[float], std: Sequence[float]
-    ):
+    def __init__(self, student, num_classes, mean, std):
         super().__init__()
         self.student = student
         self.num_classes, self.in_chans, self.pretrained_cfg = (
@@ -19,9 +15,9 @@ class TokenHead(nn.Module):
             dict(mean=mean, std=std),
         )
 
-    def set_distilled_training(self, enable: bool):
+    def set_distilled_training(self, enable):
         pass
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images):
         logits = self.student(images)
         return logits, logits

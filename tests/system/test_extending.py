@@ -1,13 +1,11 @@
 """The package of docs/extending.md: installed, its verb, setting and callback are there."""
 
 import os
-import subprocess
-import sys
 import zipfile
 
 import pages
 import pytest
-from harness import LIMIT, SMALL, environment, start
+from harness import LIMIT, SMALL, environment, python, start
 
 pytestmark = pytest.mark.slow
 
@@ -18,25 +16,23 @@ PROJECT = "images_seen_project"
 def installed(tmp_path_factory):
     """A folder with what `pip install --no-deps --target` would put there, built from the page."""
     folder = tmp_path_factory.mktemp("project")
-    files = [block for block in pages.blocks(pages.pages()) if "file" in block.words]
-    files = [block for block in files if block.words["file"].startswith(PROJECT)]
-    assert len(files) == 4
-    for block in files:
-        path = folder / block.words["file"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text)
-    code = f"import hatchling.build; hatchling.build.build_wheel({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=folder / PROJECT, check=True, timeout=LIMIT)
-    [wheel] = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "installed")
+    for block in pages.blocks(pages.pages()):
+        name = block.words.get("file", "")
+        if name.startswith(PROJECT):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    code = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
+    built = python(code, folder / PROJECT)
+    with zipfile.ZipFile(folder / built.stdout.split()[-1]) as wheel:
+        wheel.extractall(folder / "installed")
     return folder / "installed"
 
 
 def cait(place, installed, *arguments, status=0):
     """The lines that `cait` prints, in a process that finds the package if it is given."""
     variables = environment()
-    if installed is not None:
-        variables["PYTHONPATH"] += f"{os.pathsep}{installed}"
+    variables["PYTHONPATH"] += f"{os.pathsep}{installed}"
     job = start(place, *arguments, env=variables)
     printed, _ = job.communicate(timeout=LIMIT)
     assert job.returncode == status, printed
@@ -44,8 +40,11 @@ def cait(place, installed, *arguments, status=0):
 
 
 def test_the_page_says_how_to_count():
-    blocks = [block for block in pages.blocks(pages.pages()) if "extending" in block.place]
-    [commands] = [block.text for block in blocks if block.language == "sh"]
+    [commands] = [
+        block.text
+        for block in pages.blocks(pages.pages())
+        if "extending" in block.place and block.language == "sh"
+    ]
     for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"):
         assert words in commands
 
@@ -58,8 +57,8 @@ def test_a_run_counts_as_the_page_says(place, installed):
     resume = ("resume", "counted")
     assert "256 images seen" in cait(place, installed, *resume, "--trainer.max_steps=4")
     # Without the package there is no such verb, and the run still goes on.
-    assert "unknown verb 'seen'" in cait(place, None, "seen", "counted", status=2)[-1]
-    printed = "\n".join(cait(place, None, *resume, "--trainer.max_steps=5"))
+    assert "unknown verb 'seen'" in cait(place, "nowhere", "seen", "counted", status=2)[-1]
+    printed = "\n".join(cait(place, "nowhere", *resume, "--trainer.max_steps=5"))
     assert "left out count_every_n_steps" in printed
     assert "images seen" not in printed
 

@@ -4,26 +4,14 @@ import os
 import subprocess
 
 import pytest
-from harness import REPO, table
+from harness import REPO, beside, table
 
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NUM_NODES": "3",
-    "SLURM_NTASKS_PER_NODE": "4",
-    "SLURM_CPUS_PER_TASK": "12",
-}
-# srun gives a task its cores only if told
-NODES = "--trainer.num_nodes=3 --trainer.devices=4 on 12"
-PROGRAMS = {
-    "bin/srun": 'echo "srun $@ on $SRUN_CPUS_PER_TASK" >> calls; echo "$SAYS" >&2; shift; exec "$@"',
-    "bin/scontrol": 'echo "scontrol $@" >> calls',
-    ".venv/bin/cait": "mkdir -p logs/mine/checkpoints; touch logs/mine/checkpoints/last.ckpt; exit $STATUS",
-}
+PARTS = beside(__file__)
 
 
 @pytest.fixture
 def place(tmp_path):
-    for name, code in PROGRAMS.items():
+    for name, code in PARTS["programs"].items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/bash\n{code}\n")
@@ -37,7 +25,7 @@ def submit(place, *words, **variables):
     calls.write_text("")
     path = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
     script = ["bash", REPO / "scripts/slurm.sbatch", *words]
-    env = os.environ | SLURM | path | variables
+    env = os.environ | PARTS["variables"] | path | variables
     done = subprocess.run(script, cwd=place, env=env, capture_output=True)
     return done.returncode, calls.read_text().splitlines()
 
@@ -53,7 +41,7 @@ def test_a_job(job, place):
         status, calls = submit(place, *start["words"], **ends, **start.get("variables", {}))
         assert status == start.get("exits", start["status"])
         if "called" in start:
-            words = start["called"].format(nodes=NODES)
+            words = start["called"].format(nodes=PARTS["nodes"])
             assert calls[0] == f"srun --wait=120 .venv/bin/cait {words}"
         assert calls[1:] == ["scontrol requeue 7"] * start["requeued"]
     if not start["requeued"]:

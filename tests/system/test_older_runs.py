@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from harness import REPO, checkpoint, rows
+from harness import REPO, call, checkpoint, rows, works
 from safetensors.torch import load_file
 
 SAVED = REPO / "tests/system/saved_by_0_1_0"
@@ -16,13 +16,13 @@ their average, at its end when it was left alone.
 
 
 @pytest.mark.slow
-def test_a_run_of_0_1_0_ends_as_it_would_have_ended(cait, tmp_path):
+@pytest.mark.usefixtures("cait")
+def test_a_run_of_0_1_0_ends_as_it_would_have_ended(tmp_path):
     run = tmp_path / "logs" / "older"
     shutil.copytree(SAVED, run)
     (run / "ended.safetensors").unlink()
     assert checkpoint(run)["global_step"] == 7
-    done = cait("resume", "older")
-    assert done.returncode == 0, done.stderr
+    works(call(tmp_path, "resume", "older"))
     state = checkpoint(run)
     assert state["global_step"] == 22
     ended = load_file(SAVED / "ended.safetensors")

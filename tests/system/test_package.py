@@ -70,6 +70,11 @@ def names(wheel):
     return {name for name in contents(wheel) if ".dist-info/" not in name}
 
 
+def below(root, folder):
+    """The files in a folder, by their paths below a root."""
+    return {str(path.relative_to(root)) for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """What the sdist holds."""
@@ -112,23 +117,16 @@ def installed(wheel, tmp_path_factory):
     return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
-def is_shipped(path):
-    """Whether a file of the source belongs to the package; what a project of one's own starts with does."""
-    parts = path.relative_to(SOURCE.parent).parts
-    is_for_readers = path.suffix in (".md", ".png", ".mk")
-    if path.is_dir() or "__pycache__" in parts:
-        return False
-    return "project" in parts or not ("tests" in parts or is_for_readers)
+NOT_SHIPPED = re.compile(r"__pycache__|^(?!.*/project/).*(/tests/|\.(md|png|mk)$)")
+"""Of the files of the source; but what a project of one's own starts with belongs to the package."""
 
 
 @pytest.mark.slow
 def test_the_wheel_is_whole_and_the_sdist_builds_the_same(wheel, tmp_path):
     assert contents(wheel) == contents(build(REPO, "wheel", tmp_path))
-    source = [path for path in SOURCE.parent.rglob("*") if is_shipped(path)]
-    files = {str(path.relative_to(SOURCE.parent)) for path in source}
-    configs = (REPO / "configs").rglob("*.yaml")
-    files |= {str(SOURCE.name / path.relative_to(REPO)) for path in configs}
-    assert names(wheel) == files
+    source = {name for name in below(REPO / "src", REPO / "src") if not NOT_SHIPPED.search(name)}
+    configs = {f"{SOURCE.name}/{name}" for name in below(REPO, REPO / "configs")}
+    assert names(wheel) == source | configs
 
 
 @pytest.mark.slow
@@ -172,7 +170,8 @@ def test_a_project_of_ones_own_lives_on_the_wheel(installed, tmp_path):
     assert "3 passed" in run(project, "make", "test")
 
 
-SHIPPED_BY_CONTRIB = (".py", ".yaml", ".html", ".js", ".css", ".svg")
+SHIPPED = re.compile(r"(?!.*/tests/).*\.(py|yaml|html|js|css|svg)$")
+"""Of the files of contrib."""
 VERBS = "crossval demo heat-maps replay serve shards study sweep"
 
 
@@ -180,11 +179,8 @@ VERBS = "crossval demo heat-maps replay serve shards study sweep"
 def test_contrib_is_a_package_to_install_beside_it(installed, tmp_path):
     """Its folders have the import paths of a clone, and nothing called contrib lies among other packages."""
     wheel = build(REPO / "contrib", "wheel", tmp_path)
-    files = set()
-    for path in (REPO / "contrib").rglob("*"):
-        if path.suffix in SHIPPED_BY_CONTRIB and "tests" not in path.parts:
-            files.add(f"cait_contrib/{path.relative_to(REPO)}")
-    assert names(wheel) == files
+    files = below(REPO, REPO / "contrib")
+    assert names(wheel) == {f"cait_contrib/{name}" for name in files if SHIPPED.match(name)}
     assert "sweep" not in run(tmp_path, installed, "--help")
     python = installed.with_name("python")
     pip(python, "install", "--no-deps", "--no-compile", wheel)
@@ -207,19 +203,16 @@ def test_contrib_is_a_package_to_install_beside_it(installed, tmp_path):
         pip(python, "uninstall", "--yes", "cait-lightning-contrib")
 
 
-def project(folder):
-    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-
-
-def test_contrib_is_of_the_version_of_this_package():
+def test_contrib_needs_this_version_and_what_this_package_names():
+    own, contrib = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for folder in (REPO, REPO / "contrib")
+    )
     major, minor, _ = cait.__version__.split(".")
-    assert project(REPO / "contrib")["dependencies"] == [f"cait-lightning ~= {major}.{minor}.0"]
-
-
-def test_what_contrib_needs_is_what_this_package_names():
-    groups = project(REPO)["optional-dependencies"]
+    assert contrib["dependencies"] == [f"cait-lightning ~= {major}.{minor}.0"]
+    groups = own["optional-dependencies"]
     known = {*groups["dev"], *(f"cait-lightning[{group}]" for group in groups)}
-    for needed in project(REPO / "contrib")["optional-dependencies"].values():
+    for needed in contrib["optional-dependencies"].values():
         assert {*needed} <= known
 
 

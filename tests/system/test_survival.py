@@ -9,14 +9,16 @@ import signal
 import subprocess
 
 import pytest
-from harness import LIMIT, SMALL, checkpoint, ended, environment, rows, start, table
+from harness import LIMIT, SMALL, call, checkpoint, ended, environment, rows, start, table, works
+from processes import apart
 from recorder import lines_of
-from runs import RECIPE, TWO, assert_same, wait_for_steps
+from runs import RECIPE, TWO, assert_same
 
 from cait import ckpt
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
 
+RECIPE = [*RECIPE, "--trainer.limit_train_batches=10", "--trainer.limit_val_batches=2"]
 DEVICES = {1: [], 2: TWO}
 
 
@@ -32,19 +34,25 @@ def whole(place):
 
 
 @pytest.mark.parametrize("end", table(__file__, "ends"))
-def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, cait, tmp_path, whole):
+@pytest.mark.usefixtures("cait")
+def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, tmp_path, whole):
     run = tmp_path / "logs/cut"
     expected = whole(end["processes"])
     signum = signal.Signals[end["signal"]]
-    words = [*RECIPE, *DEVICES[end["processes"]], "--run_name=cut"]
+    words = [
+        *RECIPE,
+        *DEVICES[end["processes"]],
+        "--run_name=cut",
+        "--trainer.callbacks+=misfortunes.GroupIsSignalled",
+        "--trainer.callbacks.step=14",
+        f"--trainer.callbacks.signum={signum.value}",
+    ]
     if signum != signal.SIGKILL:
         words.append("--save_every_n_steps=1000")  # what stands there was saved for the signal
     job = start(tmp_path, "fit", *words, env=environment() | end.get("variables", {}))
-    wait_for_steps(run, 30, job)
-    os.killpg(job.pid, signum)
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode in (-signum, 128 + signum), output
-    assert checkpoint(run)["global_step"] >= 24
+    assert 12 <= checkpoint(run)["global_step"] < 30
     if signum != signal.SIGKILL:
         assert "Traceback" not in output
         assert rows(run) == rows(expected)[: len(rows(run))]
@@ -52,8 +60,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, cait, tmp_path,
     if is_torn:
         last = run / "checkpoints/last.ckpt"
         last.write_bytes(last.read_bytes()[:-1000])
-    resumed = cait("resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = works(call(tmp_path, "resume", "cut"))
     damaged = "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt"
     assert (damaged in resumed.stdout) is is_torn
     assert_same(run, expected)
@@ -67,25 +74,6 @@ def no_limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.usefixtures("no_limit")
-@pytest.mark.parametrize("row", table(__file__, "misfortunes"))
-def test_the_command_of_the_last_line_continues_a_run(row, cait, tmp_path, whole):
-    happens = [f"--trainer.callbacks+=misfortunes.{row['case']}", "--trainer.callbacks.step=5"]
-    failed = cait("fit", *RECIPE, *row["words"].split(), "--run_name=cut", *happens)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    with contextlib.suppress(FileNotFoundError):
-        (tmp_path / "data/gone").rename(tmp_path / "data/digits")
-    assert failed.returncode == 2, failed.stderr
-    assert "Traceback" not in failed.stderr
-    line, _, command = failed.stderr.splitlines()[-1].rpartition("; to continue: cait ")
-    assert row["says"] in line
-    resumed = cait(*command.split())
-    assert resumed.returncode == 0, resumed.stderr
-    assert row["file"] in resumed.stderr
-    assert not (tmp_path / "logs/cut/unreadable_images.csv").exists()
-    assert_same(tmp_path / "logs/cut", whole(1))
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """One of 8 MB, as logs/."""
@@ -94,32 +82,38 @@ def small_disk(tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(logs)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("may not mount a small disk here")
-    yield logs
-    subprocess.run(["umount", str(logs)])
+    yield
+    subprocess.run(["umount", "--lazy", str(logs)])
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(cait, small_disk, whole):
-    run, ballast = small_disk / "full", small_disk / "ballast"
-    job = start(small_disk.parent, "fit", *RECIPE, "--run_name=full")
-    wait_for_steps(run, 10, job)
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 2, output
-    assert "No space left on device" in output
-    assert "Traceback" not in output
-    assert ckpt.is_whole(run / "checkpoints/last.ckpt")
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("row", table(__file__, "misfortunes"))
+def test_the_command_of_the_last_line_continues_a_run(row, cait, tmp_path, whole, request):
+    run = tmp_path / "logs/cut"
+    if row["case"] == "DiskIsFilled":
+        request.getfixturevalue("small_disk")
+    happens = [f"--trainer.callbacks+=misfortunes.{row['case']}", "--trainer.callbacks.step=5"]
+    failed = cait("fit", *RECIPE, *row["words"].split(), "--run_name=cut", *happens)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with contextlib.suppress(FileNotFoundError):
+        (tmp_path / "data/gone").rename(tmp_path / "data/digits")
+    (tmp_path / "logs/ballast").unlink(missing_ok=True)
+    assert failed.returncode == 2, failed.stderr
+    assert "Traceback" not in failed.stderr
+    line, _, command = failed.stderr.splitlines()[-1].rpartition("; to continue: cait ")
+    assert row["says"] in line
+    assert ckpt.is_whole(run / "checkpoints" / row["file"])
     assert not list((run / "checkpoints").glob(".*"))
-    ballast.unlink()
-    resumed = cait("resume", "full")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = works(call(tmp_path, *command.split()))
+    assert row["file"] in resumed.stderr
+    assert not (run / "unreadable_images.csv").exists()
     assert_same(run, whole(1))
 
 
 @pytest.mark.slow
-def test_begun_on_one_process_and_gone_on_with_two(cait, tmp_path):
+@pytest.mark.usefixtures("cait")
+def test_begun_on_one_process_and_gone_on_with_two(tmp_path):
     words = [
         *SMALL,
         "--trainer.max_epochs=3",
@@ -140,10 +134,9 @@ def test_begun_on_one_process_and_gone_on_with_two(cait, tmp_path):
         ["resume", "two", *TWO, "--trainer.max_epochs=3", f"{seen}two"],
     ]
     for command in commands:
-        done = cait(*command)
-        assert done.returncode == 0, done.stderr
+        works(call(tmp_path, *command))
     one = lines_of(tmp_path / "one")
-    first, second = lines_of(tmp_path / "two"), lines_of(tmp_path / "two", 1)
+    first, second = (lines_of(tmp_path / "two", rank) for rank in range(2))
     assert len(first) == 40  # two epochs of 20
     means = {}
     for step, line in first.items():
@@ -151,12 +144,12 @@ def test_begun_on_one_process_and_gone_on_with_two(cait, tmp_path):
         assert list(itertools.chain(*pairs)) == one[step]["seen"], step
         means[step] = (line["loss"] + second[step]["loss"]) / 2
         assert means[step] == pytest.approx(one[step]["loss"], abs=1e-5)
-    logged = [row for row in rows(tmp_path / "logs/two") if row["train/loss"]]
-    logged = [row for row in logged if int(row["step"]) + 1 in means]
-    assert len(logged) == 8
-    for row in logged:  # not the loss of one process, but of both
-        step = int(row["step"]) + 1
-        assert float(row["train/loss"]) == pytest.approx(means[step], rel=1e-5)
+    shown = [row for row in rows(tmp_path / "logs/two") if row["train/loss"]]
+    logged = {int(row["step"]) + 1: float(row["train/loss"]) for row in shown}
+    both = logged.keys() & means.keys()
+    assert len(both) == 8
+    for step in both:  # not the loss of one process, but of both
+        assert logged[step] == pytest.approx(means[step], rel=1e-5)
         assert means[step] != pytest.approx(first[step]["loss"], rel=1e-4)
 
 
@@ -195,16 +188,14 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(held, tmp_path)
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_a_start_in_another_process_that_trained_nothing_is_cleaned_up(has_begun, tmp_path):
-    run = tmp_path / "run"
-    lock = RunLock(run)
-    child = os.fork()
-    if not child:
-        try:
-            (run / "metrics.csv").touch()
-            if has_begun:
-                lock.on_train_start()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    metrics = tmp_path / "run/metrics.csv"
+    lock = RunLock(metrics.parent)
+
+    def begin():
+        metrics.touch()
+        if has_begun:
+            lock.on_train_start()
+
+    apart(begin)
     lock.roll_back()
-    assert (run / "metrics.csv").exists() is has_begun
+    assert metrics.exists() is has_begun

@@ -1,13 +1,11 @@
-"""Files that are whole after a kill, locks, and tables of images as people save them. Refusals: golden/run.yaml."""
+"""Files that are whole after a kill, and locks. What is read and refused is in golden/files.yaml and run.yaml."""
 
 import errno
 import fcntl
-import json
-import math
 import os
-import random
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,32 +14,6 @@ from filelock import FileLock
 from cait import disk
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        (
-            "\ufefflabel, Path\nx,0.jpg\n\ny,\udcff.jpg\n",
-            [(2, {"label": "x", "path": "0.jpg"}), (4, {"label": "y", "path": "\udcff.jpg"})],
-        ),
-        ('path, label\n0.jpg, "x, y"\n', [(2, {"path": "0.jpg", "label": "x, y"})]),
-    ],
-)
-def test_a_table_of_a_spreadsheet_is_read(text, rows, tmp_path):
-    path = tmp_path / "it.csv"
-    path.write_text(text, "utf-8", "surrogateescape")
-    assert list(disk.read_csv(path, "it")) == rows
-
-
-@pytest.mark.parametrize("more", [{}, {"on": True, "more": 0.5}, {"on": None}])
-def test_json_of_the_right_shape_is_read(more, tmp_path):
-    content = {"name": "a", "sizes": [1]} | more
-    path = tmp_path / "it.json"
-    path.write_text(json.dumps(content))
-    shape = {"name": str, "sizes": [int], "on?": bool, ...: (int, float)}
-    assert disk.read_json(path, shape) == content
-    assert disk.read_text(path, limit=path.stat().st_size)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +26,7 @@ def test_a_kill_leaves_a_whole_file(moves, texts, tmp_path, monkeypatch):
     path.write_text("old")
     previous.write_text("older")
     replace = os.replace
-    done: list[Path] = []
+    done = []
 
     def killed(source, target):
         if len(done) == moves:
@@ -63,11 +35,8 @@ def test_a_kill_leaves_a_whole_file(moves, texts, tmp_path, monkeypatch):
         done.append(target)
 
     monkeypatch.setattr(os, "replace", killed)
-    try:
-        with disk.atomic_write(path, previous) as beside:
-            beside.write_text("new")
-    except SystemExit:
-        pass
+    with suppress(SystemExit), disk.atomic_write(path, previous) as beside:
+        beside.write_text("new")
     assert [file.read_text() if file.exists() else None for file in (path, previous)] == texts
 
 
@@ -79,12 +48,8 @@ def test_an_error_names_the_file_that_the_user_knows(tmp_path):
 
 
 def test_a_place_is_tried_and_left_as_it_was(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/proc/none/x")):
-        with pytest.raises(UserError, match=str(path)):
-            disk.check_output(path)
     disk.check_output(tmp_path / "new/file")
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_has_half_written_goes_before_the_next_writes(tmp_path):
@@ -141,38 +106,3 @@ def test_where_no_file_can_be_made_nobody_waits():
     path = Path("/proc/.a.lock")
     with pytest.raises(UserError, match=r"cannot lock /proc/\.a\.lock"), disk.file_lock(path):
         pass
-
-
-def random_value(draw, level):
-    """Lists, tuples, sets and dictionaries that hold each other."""
-    if level == 0 or draw.random() < 0.2:
-        return draw.choice([None, True, -3, 0.5, "text", "", math.inf])
-    items = [random_value(draw, level - 1) for _ in range(draw.randrange(5))]
-    container = draw.choice([list, tuple, dict, set])
-    if container is dict:
-        return dict(enumerate(items))
-    if container is set:
-        items = [item for item in items if isinstance(item, str | int | float | None)]
-    return container(items)
-
-
-def as_plain(value):
-    if isinstance(value, dict):
-        return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [as_plain(item) for item in value]
-    return value
-
-
-def test_what_a_file_holds_is_made_anew_of_plain_values():
-    draw = random.Random(0)
-    for _ in range(300):
-        value = random_value(draw, 6)
-        plain = disk.plain(value, "it")
-        assert repr(plain) == repr(as_plain(value))  # which tells True from 1
-
-
-def test_what_stands_in_two_places_is_copied_in_each():
-    twice = disk.plain([[1]] * 2, "it")
-    twice[0].append(2)
-    assert twice == [[1, 2], [1]]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from cait_attention_cases import attention_case, attention_results
-from harness import LIMIT, REPO, environment, slow
+from harness import LIMIT, REPO, environment, parsed, slow, works
 from torch.utils.checkpoint import checkpoint
 
 import cait
@@ -29,7 +28,7 @@ runs = pytest.mark.skipif(
     not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process"
 )
 
-CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
+CASES = parsed(Path(__file__).with_name("cases.yaml"))
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
 
@@ -40,8 +39,7 @@ def test_the_kernels_under_the_interpreter(pytestconfig):
     # `make test-kernel` has the models' own shapes
     command = [sys.executable, "-m", "pytest", __file__, "-m", pytestconfig.option.markexpr]
     interpreted = environment() | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout[-5000:]
+    works(subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=LIMIT))
 
 
 case = partial(attention_case, batch=1)  # the interpreter is slow
@@ -65,13 +63,11 @@ def no_less_exact(inputs):
         del tensors[3]  # what the reference has there is rounding
     # The maps are rounded at most where the reference rounds them, so fused loses as much as the reference, give or
     # take luck. Gradients of a few numbers vary more. float32 loses what three products of truncated tf32 lose.
-    lines = []
-    for error, plain_error, luck in zip(
-        errors(fused, exact), errors(plain, exact), (1.2, 1.2, 2, 2, 2), strict=True
-    ):
-        lines.append(f"{error:.1e}, {plain_error:.1e}")
-        assert error <= luck * plain_error + 1e-5, lines
-    return " | ".join(lines)
+    ours = errors(fused, exact)
+    theirs = errors(plain, exact)
+    for error, plain_error, luck in zip(ours, theirs, (1.2, 1.2, 2, 2, 2), strict=True):
+        assert error <= luck * plain_error + 1e-5, (ours, theirs)
+    return ours, theirs
 
 
 @runs
@@ -107,7 +103,8 @@ def test_no_less_exact_at_the_models_own_shapes(heads, N, monkeypatch):
         monkeypatch.setattr(attention, "default", lambda *_: attention.Tiling(tile, tile))
     dtype, batch = (torch.bfloat16, 2) if CUDA else (torch.float16, 1)
     inputs = attention_case(heads, N, dtype, batch=batch)
-    print(f"| {heads} × {N} | {no_less_exact(inputs)} |", flush=True)
+    ours, theirs = no_less_exact(inputs)
+    print(f"| {heads} × {N} | {ours} | {theirs} |", flush=True)
     if CUDA or N < 200:  # the interpreter has but one order
         the_same_bits_twice(inputs)
 
@@ -199,7 +196,7 @@ def test_the_operators_keep_pytorchs_rules():
 
 def network(backend="fused"):
     torch.manual_seed(0)
-    fields: dict = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.5)
+    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.5)
     return cait.create_model("xxs24", 24, 10, 0.0, attention_backend=backend, **fields).to(DEVICE)
 
 
@@ -256,10 +253,8 @@ def test_no_map_is_kept():
     ],
 )
 def test_where_it_cannot_run_is_told(heads, k, dtype, words):
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=f"^.*{words}.*$"):
         attention_results(case(heads, 5, dtype, k), "fused")
-    assert "\n" not in str(caught.value)
-    attention_results(case(heads, 5, dtype, k), "default")
 
 
 def test_without_triton_it_is_told(monkeypatch):

@@ -1,14 +1,12 @@
 """The folded network gives the logits of the network."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from modules import module
 from networks import TINY, random_network
 from PIL import Image
-from torch import nn
 
 from cait.extras.publish.exporting import export
 from cait.extras.publish.formats import example
@@ -16,8 +14,8 @@ from cait.model.config import VARIANTS
 from contrib.inference import folded as folding
 
 SMALL = dict(img_size=32, num_classes=7)
-NARROW: dict[str, Any] = dict(patch_size=8, embed_dim=32, num_heads=4, depth=2)
-FORMS: list[dict[str, Any]] = [
+NARROW = dict(patch_size=8, embed_dim=32, num_heads=4, depth=2)
+FORMS = [
     *[dict(name=name, depth=3) for name in VARIANTS],
     dict(qkv_bias=False, **NARROW),
     dict(in_chans=1, **NARROW),
@@ -43,11 +41,10 @@ def assert_same_logits(fast, network, tolerance=1e-5):
 def test_every_form_keeps_its_logits(form, portable):
     network = random_network(**SMALL, **form)
     fast = folded(network, portable)
-    assert_same_logits(fast, network)
     assert folding.fold(fast, portable) is fast  # it is folded once
     assert_same_logits(fast, network)
-    norms = [norm for norm in fast.modules() if isinstance(norm, nn.LayerNorm)]
-    assert not any(norm.elementwise_affine for norm in norms)
+    for part in fast.modules():
+        assert not getattr(part, "elementwise_affine", False)
     assert not any("gamma" in name for name in fast.state_dict())
 
 
@@ -83,13 +80,10 @@ def test_a_subclass_stays_as_it_is():
 def test_a_run_predicts_with_a_folded_network():
     net = module(img_size=8)
     net.eval_transform = lambda image: torch.zeros(3, 8, 8)
-    image = Image.new("RGB", (8, 8))
-    before = net.predict(image)
+    before = net.predict(Image.new("RGB", (8, 8)))
     net.model = folding.fold(net.model.eval())
-    assert isinstance(net.model, folding.InParts)
-    for fast, expected in zip(net.predict(image), before, strict=True):
-        assert fast["index"] == expected["index"]
-        assert fast["probability"] == pytest.approx(expected["probability"], abs=1e-5)
+    for fast, expected in zip(net.predict(Image.new("RGB", (8, 8))), before, strict=True):
+        assert fast == pytest.approx(expected, abs=1e-5)
 
 
 def operations(network):

@@ -1,12 +1,9 @@
 """All that a batch's gradients follow from; given to runs as a callback."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
 
 class StepRecorder(Callback):
@@ -15,11 +12,11 @@ class StepRecorder(Callback):
     def __init__(self, folder: str):
         self.folder = Path(folder)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule):
+    def on_fit_start(self, trainer, pl_module):
         self.folder.mkdir(exist_ok=True)
         self.batch = 0
 
-        def before(network: torch.nn.Module, arguments: tuple[Tensor, ...]):
+        def before(network, arguments):
             if network.training:
                 self.record = dict(
                     images=arguments[0].clone(),
@@ -29,9 +26,7 @@ class StepRecorder(Callback):
 
         pl_module.model.register_forward_pre_hook(before)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, *_):
         record = self.record | dict(targets=batch[1], after=pl_module.model.state_dict())
         torch.save(record, self.folder / f"{trainer.global_rank}-{self.batch}.pt")
         self.batch += 1

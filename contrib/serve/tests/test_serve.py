@@ -1,7 +1,6 @@
 """The server under good and bad requests from many clients, and when it is told to stop."""
 
 import base64
-import io
 import json
 import shutil
 import signal
@@ -11,11 +10,12 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
 import torch
+from encoded_image import encoded
 from harness import LIMIT, free_port, slow, start
 from PIL import Image
 
@@ -36,7 +36,7 @@ class Server(NamedTuple):
     process: subprocess.Popen[str]
     port: int
 
-    def ask(self, path: str, body: bytes | None = None, kind: str = "image/png") -> tuple[int, Any]:
+    def ask(self, path, body=None, kind="image/png"):
         """(status, what the JSON says) of a GET, or of a POST with a body."""
         address = f"http://127.0.0.1:{self.port}{path}"
         request = urllib.request.Request(address, body, {"Content-Type": kind})
@@ -47,14 +47,14 @@ class Server(NamedTuple):
         with answer:
             return answer.status, json.load(answer)
 
-    def half_sent(self, image: bytes) -> socket.socket:
+    def half_sent(self, image):
         """A connection on which the last byte of an image is missing."""
         head = f"POST /predict HTTP/1.1\r\nHost: h\r\nContent-Length: {len(image)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT)
         connection.sendall(head.encode() + image[:-1])
         return connection
 
-    def memory(self) -> float:
+    def memory(self):
         """MB that its processes hold alone."""
         main = psutil.Process(self.process.pid)
         processes = [main, *main.children(recursive=True)]
@@ -76,7 +76,7 @@ def begun(folder, *options):
 
 
 def test_an_image_without_finite_answers_costs_the_others_nothing():
-    module: Any = torch.nn.Module()
+    module = torch.nn.Module()
     module.class_names = ["a", "b"]
     module.device = torch.device("cpu")
     module.task = OneClass(2)
@@ -85,10 +85,10 @@ def test_an_image_without_finite_answers_costs_the_others_nothing():
     classifier = Classifier(lambda: module, None)
     classifier.module = module
     images = [b"[0.1, 0.9]", b"[NaN, NaN]", b"[0.8, 0.2]", b"?"]
-    good, not_finite, also_good, unprepared = classifier.predict(images)
-    assert (good[0]["class"], also_good[0]["class"]) == ("b", "a")
-    for answer in (not_finite, unprepared):
-        assert classifier.encode_response(answer).status_code == 422
+    first, not_finite, last, unprepared = classifier.predict(images)
+    assert (first[0]["class"], last[0]["class"]) == ("b", "a")
+    assert classifier.encode_response(not_finite).status_code == 422
+    assert classifier.encode_response(unprepared).status_code == 422
     assert "JSONDecodeError" in str(unprepared)  # by a transform of one's own
 
 
@@ -106,20 +106,14 @@ def image(place):
     return next((place / "data/digits/val").glob("*/*.png"))
 
 
-def saved(image, kind):
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()
-
-
 def bad_requests():
     """Status, body and type of requests without a whole image."""
     return [
         (400, b"", "image/png"),
         (422, b"a text", "text/plain"),
         (413, bytes(30_000_000), "image/png"),
-        (422, saved(Image.new("L", (20_000, 20_000)), "png"), "image/png"),
-        (422, saved(Image.effect_noise((64, 64), 50), "jpeg")[:900], "image/jpeg"),
+        (422, encoded(Image.new("L", (20_000, 20_000)), "PNG"), "image/png"),
+        (422, encoded(Image.effect_noise((64, 64), 50))[:900], "image/jpeg"),
         (415, b"--x", "multipart/form-data; boundary=x"),
         (400, b'{"picture": "?"', "application/json"),
         (400, b'{"image": "no base64"}', "application/json"),
@@ -162,9 +156,8 @@ def test_good_requests_get_the_classes_and_each_bad_one_a_line(server, place, re
 
 
 def test_info_says_what_answers(server, place):
-    status, info = server.ask("/info")
-    model = info["model"]
-    assert (status, model["run"], len(model["classes"])) == (200, "digits", 10)
+    model = server.ask("/info")[1]["model"]
+    assert (model["run"], len(model["classes"])) == ("digits", 10)
     assert model["preprocessing"]["img_size"] == 16
     assert server.ask("/nothing") == (404, {"detail": "Not Found"})
     with pytest.raises(UserError, match="--port"):
@@ -183,9 +176,8 @@ return { status, rows, title: document.title, overflow: scrollWidth - clientWidt
 def test_the_page_shows_what_a_dropped_image_is(width, server, image, tmp_path):
     text = tmp_path / "text.png"
     text.write_text("no image")
-    rows = []
-    for best in server.ask("/predict", image.read_bytes())[1]["predictions"]:
-        rows.append(f"{best['class']} {100 * best['probability']:.1f} %")
+    best = server.ask("/predict", image.read_bytes())[1]["predictions"]
+    rows = [f"{one['class']} {100 * one['probability']:.1f} %" for one in best]
     error = server.ask("/predict", text.read_bytes())[1]["detail"]
     with chromium.started(tmp_path / "browser", width) as browser:
         browser.get(f"http://127.0.0.1:{server.port}/")
@@ -204,7 +196,7 @@ def test_too_many_at_a_time_are_told_to_come_again(server):
     # more than there are places for: one may be refused while `ask` has a place
     waiting = [server.half_sent(b"1234") for _ in range(80)]
     end = time.monotonic() + 10
-    answer = server.ask("/predict", b"1234")
+    answer = (0, {})
     while answer[0] != 503 and time.monotonic() < end:  # until it has begun to read all of them
         answer = server.ask("/predict", b"1234")
     assert answer == (503, {"detail": "too many requests at a time"})
@@ -230,9 +222,3 @@ def test_what_is_in_flight_is_answered_before_it_stops(server, place, image):
     output, _ = second.process.communicate(timeout=LIMIT)
     assert second.process.returncode == 0, output
     assert "Traceback" not in output
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(verb, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install .*\[serve\]"):
-        verb.serve(["digits"], Program())

@@ -4,8 +4,6 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 
@@ -19,22 +17,22 @@ class Requests:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         self.moto = DomainDispatcherApplication(create_backend_app)
-        self.paths: list[str] = []
+        self.paths = []
         """Of the GET requests."""
         self.failure = ""
         self.failing = 0.0
         """How many of the next GET requests fail."""
 
-    def count(self, word: str) -> int:
+    def count(self, word):
         """How many were of a path with `word` in it."""
         return sum(word in path for path in self.paths)
 
-    def fail(self, failure: str, requests: float = math.inf):
+    def fail(self, failure, requests=math.inf):
         """Answer so many with status 500, "error", or end the answers amid their bodies, "cut"."""
         self.failure = failure
         self.failing = requests
 
-    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(self, environ, start):
         if environ["REQUEST_METHOD"] != "GET":
             return self.moto(environ, start)
         self.paths.append(environ["PATH_INFO"])

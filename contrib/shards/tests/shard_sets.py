@@ -11,7 +11,7 @@ def make(root, shards, *options):
 
 
 def module(root, **settings):
-    defaults: dict = dict(img_size=32, batch_size=4, num_workers=0, repeats=1, max_bad_share=0.2)
+    defaults = dict(img_size=32, batch_size=4, num_workers=0, repeats=1, max_bad_share=0.2)
     data = ImageNetDataModule(str(root), **(defaults | settings))
     data.setup("fit")
     return data

@@ -2,7 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,9 +21,9 @@ from cait.settings import names_in
 from contrib.shards import Shards
 
 TABLE = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text())
-VALUES: dict[str, Any] = TABLE["values"]
+VALUES = TABLE["values"]
 OF_SHARDS = {"root", *names_in(Shards)}
-BASE: dict[str, Any] = dict(img_size=16, batch_size=4, num_workers=0, repeats=1, mixup=0, cutmix=0)
+BASE = dict(img_size=16, batch_size=4, num_workers=0, repeats=1, mixup=0, cutmix=0)
 HALVES = ["divided", "whole"]
 """A folder with splits, and one without."""
 
@@ -33,8 +32,8 @@ HALVES = ["divided", "whole"]
 def folders(tmp_path_factory):
     """A folder that is divided, with a test split, and one that is not; clear and turned images among them."""
     folder = tmp_path_factory.mktemp("folders")
-    splits = ("train/a", "train/b", "val/a", "val/b", "test/a", "test/b", "learn/a", "learn/b")
-    fill(folder / "divided", dict.fromkeys(splits, 6))
+    for split in ("train", "val", "test", "learn"):
+        fill(folder / "divided" / split, {"a": 6, "b": 6})
     fill(folder / "whole", {"a": 10, "b": 10})
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
@@ -42,12 +41,8 @@ def folders(tmp_path_factory):
         image = Image.open(path)
         image.putalpha(Image.linear_gradient("L").resize(image.size))
         image.save(path, exif=turned)
-    rows = ["path,label,split"]
-    for number, split in enumerate(["train"] * 7 + ["val"] * 2 + ["test"]):
-        label = "xy"[number % 2]
-        rows += [f"{name}/{number:03d}.png,{label},{split}" for name in "ab"]
-    (folder / "labels.csv").write_text("\n".join(rows))
-    (folder / "held_out.csv").write_text("path\na/003.png\na/004.png\nb/000.png\nb/009.png\n")
+    for name, text in TABLE["files"].items():
+        (folder / name).write_text(text)
     make(folder / "divided", folder / "divided-shards", "--images=3")
     with contextlib.chdir(folder / "whole"):
         make(".", folder / "whole-shards", "--images=3")
@@ -127,7 +122,7 @@ def test_a_reader_of_files_is_refused_on_pixels(change, tmp_path):
 
 def test_images_of_several_classes_are_not_packed_as_images_of_one(tmp_path, capsys):
     class Several(ImageNetDataModule):
-        def make_source(self) -> Any:
+        def make_source(self):
             return open_source("whole", labels="labels.csv", multi_label=True)
 
     shards = tmp_path / "shards"

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback
 
@@ -15,7 +14,7 @@ class Pace(Callback):
     A run left alone does not wait, and has the same numbers.
     """
 
-    def on_train_batch_start(self, *_: Any):
+    def on_train_batch_start(self, *_):
         if not Path("hurry").exists():
             time.sleep(float(os.environ.get("PACE", "0")))
 
@@ -23,6 +22,6 @@ class Pace(Callback):
 class Dies(Callback):
     """The second process is killed whenever it begins to train, as by a machine without enough memory."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any):
+    def on_train_start(self, trainer, pl_module):
         if trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -5,12 +5,25 @@
 
 import time
 
+import faults
 import pytest
-from cluster import CORES, LOGIN, wait_until
-from harness import checkpoint, rows
-from trial import LIMIT, Job, images_by_step
+from cluster import LOGIN, wait_until
+from harness import checkpoint, rows, table
+from trial import LIMIT, Job, errors_in, images_by_step
 
-# What ends a job for a while
+
+@pytest.mark.parametrize("row", table(__file__, "faults"))
+def test_a_run_that_a_fault_strikes_ends_as_if_nothing_had_happened(row, trial, request):
+    """The first machine has the job's script, and process 0."""
+    tasks = row.get("tasks", 1)
+    alone = request.getfixturevalue("alone" if tasks == 1 else "alone_of_four")
+    run = row["case"].replace(" ", "-")
+    job = trial.submit(run, options=row.get("options", ""), tasks=tasks)
+    trial.wait_for_steps(run, 20)
+    faults.strike(getattr(faults, row["fault"]), job, row.get("machine", "n2"))
+    job.ends_as(alone)
+    assert (job["Restarts"] == "0") == row.get("goes_on", False)
+    trial.cluster.wait_until_idle()
 
 
 def test_three_time_limits_in_a_row(trial, alone):
@@ -21,114 +34,7 @@ def test_three_time_limits_in_a_row(trial, alone):
         return job.output.count("stopped, saved at step") >= 3
 
     wait_until(has_stopped_three_times, "the third time limit", LIMIT)
-    hurry = trial.folder / "hurry"
-    hurry.touch()
-    job.complete()
-    hurry.unlink()
-    trial.assert_same("limits", alone)
-
-
-def test_requeued_by_hand(trial, alone):
-    job = trial.submit("requeued")
-    trial.wait_for_steps("requeued", 20)
-    job.requeue()
-    job.wait_for_restart()
-    job.complete()
-    trial.assert_same("requeued", alone)
-
-
-def test_makes_way_for_a_job_of_a_partition_of_higher_priority(trial, alone):
-    job = trial.submit("preempted")
-    trial.wait_for_steps("preempted", 20)
-    everything = ["--nodes=3", f"--ntasks-per-node={CORES}", "--output=/dev/null"]
-    trial.on(LOGIN, "sbatch", "--partition=high", *everything, "--wrap=sleep 5")
-    job.wait_for_restart()
-    job.complete()
-    trial.assert_same("preempted", alone)
-
-
-def test_slurmctld_restarts(trial, alone):
-    job = trial.submit("no-controller")
-    trial.wait_for_steps("no-controller", 20)
-    trial.restart_slurmctld()
-    job.complete()
-    assert job["Restarts"] == "0"
-    trial.assert_same("no-controller", alone)
-
-
-# What breaks
-
-
-@pytest.mark.parametrize("machine", ["n1", "n2"])
-def test_a_task_is_killed(machine, trial, alone):
-    run = f"killed-on-{machine}"
-    job = trial.submit(run, options="--nodelist=n1,n2")
-    trial.wait_for_steps(run, 20)
-    trial.kill(machine)
-    job.wait_for_restart()
-    job.complete()
-    trial.assert_same(run, alone)
-
-
-def test_one_of_four_tasks_is_killed(trial, alone_of_four):
-    job = trial.submit("killed-of-four", options="--nodelist=n1,n2", tasks=2)
-    trial.wait_for_steps("killed-of-four", 20)
-    trial.on("n2", "kill", "-KILL", trial.workers("n2")[1])
-    job.wait_for_restart()
-    job.complete()
-    trial.assert_same("killed-of-four", alone_of_four)
-
-
-@pytest.mark.parametrize("machine", ["n1", "n2"])
-def test_a_machine_loses_power(machine, trial, alone):
-    """The first has the job's script, and process 0. The third takes its place."""
-    run = f"no-power-on-{machine}"
-    job = trial.submit(run)
-    trial.wait_for_steps(run, 20)
-    trial.cluster.off(machine)
-    job.wait_for_restart()
-    trial.cluster.on(machine)
-    job.complete()
-    trial.assert_same(run, alone)
-    trial.cluster.wait_until_idle()
-
-
-def test_a_machine_of_four_processes_loses_power(trial, alone_of_four):
-    job = trial.submit("no-power-of-four", tasks=2)
-    trial.wait_for_steps("no-power-of-four", 20)
-    trial.cluster.off("n2")
-    job.wait_for_restart()
-    trial.cluster.on("n2")
-    job.complete()
-    trial.assert_same("no-power-of-four", alone_of_four)
-    trial.cluster.wait_until_idle()
-
-
-@pytest.mark.parametrize("seconds", [5, 40])
-def test_a_cable_is_pulled_out_and_put_in_again(seconds, trial, alone):
-    """After 20 seconds SLURM gives the machine up; its processes live on meanwhile."""
-    run = f"no-cable-for-{seconds}-seconds"
-    job = trial.submit(run)
-    trial.wait_for_steps(run, 20)
-    trial.pull_cable("n2", seconds)
-    job.complete()
-    assert (job["Restarts"] == "0") == (seconds == 5)
-    trial.assert_same(run, alone)
-    trial.cluster.wait_until_idle()
-
-
-# The shared disk
-
-
-def test_the_shared_disk_is_slow(trial, alone):
-    job = trial.submit("slow-disk")
-    trial.wait_for_steps("slow-disk", 10)
-    for _ in range(5):
-        trial.freeze_disk()
-        time.sleep(1)
-    job.complete()
-    assert job["Restarts"] == "0"
-    trial.assert_same("slow-disk", alone)
+    job.hurries_and_ends_as(alone)
 
 
 def test_the_shared_disk_is_full_for_a_minute(trial, alone):
@@ -147,8 +53,8 @@ def test_the_shared_disk_is_full_for_a_minute(trial, alone):
     job.wait_for("COMPLETED", "FAILED")
     if job["JobState"] == "FAILED":
         assert job["ExitCode"] == "2:0"
-        trial.submit("full-disk").complete()
-    trial.assert_same("full-disk", alone)
+        job = trial.submit("full-disk")
+    job.ends_as(alone)
 
 
 # How jobs are submitted, and end
@@ -156,11 +62,12 @@ def test_the_shared_disk_is_full_for_a_minute(trial, alone):
 
 def test_an_array_of_three_runs_at_once(trial, alone):
     array = trial.submit("seed-%a", "--seed_everything=%a", options="--array=0-2")
+    curves = set()
     for number in range(3):
-        Job(trial, f"{array.number}_{number}").complete()
+        Job(trial, f"{array.number}_{number}", f"seed-{number}").complete()
+        curves.add(str(rows(trial.folder / f"logs/seed-{number}")))
     trial.assert_same("seed-0", alone)
-    curves = [str(rows(trial.folder / f"logs/seed-{number}")) for number in range(3)]
-    assert len({*curves}) == 3
+    assert len(curves) == 3
 
 
 def test_scancel_saves_and_the_job_does_not_come_back(trial, alone):
@@ -174,28 +81,21 @@ def test_scancel_saves_and_the_job_does_not_come_back(trial, alone):
     assert saved >= 20
     time.sleep(15)
     assert job["JobState"] == "CANCELLED"
-    trial.submit("cancelled").complete()
-    trial.assert_same("cancelled", alone)
+    trial.submit("cancelled").ends_as(alone)
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
-def test_a_wrong_path_fails_once_with_one_line(tasks, trial):
-    job = trial.submit(f"wrong-{tasks}", "--data.root=nowhere", tasks=tasks)
+@pytest.mark.parametrize("row", table(__file__, "mistakes"))
+def test_a_mistake_fails_once_with_one_line(row, trial, alone):
+    if "on_n1" in row:
+        trial.on("n1", "cp", "-r", "data/digits", row["on_n1"])
+    job = trial.submit(
+        row["case"], *row["words"], options=row.get("options", ""), tasks=row.get("tasks", 1)
+    )
     job.wait_for("FAILED")
-    [line] = job.errors()
-    assert line.startswith("cait: error: the data folder nowhere does not exist")
+    [line] = errors_in(job.output)
+    assert line.startswith(f"cait: error: {row['says']}")
     assert (job["Restarts"], job["ExitCode"]) == ("0", "2:0")
-    assert not (trial.folder / f"logs/wrong-{tasks}").exists()
-
-
-def test_a_path_that_one_machine_lacks_fails_with_its_name(trial, alone):
-    trial.on("n1", "mkdir", "/tmp/images")
-    trial.on("n1", "cp", "-r", "data/digits", "/tmp/images/digits")
-    job = trial.submit("on-one", "--data.root=/tmp/images/digits", options="--nodelist=n1,n2")
-    job.wait_for("FAILED")
-    [line] = job.errors()
-    assert line.startswith("cait: error: process 1 on n2: the data folder /tmp/images/digits")
-    assert (job["Restarts"], job["ExitCode"]) == ("0", "2:0")
+    assert not (trial.folder / "logs" / row["case"]).exists()
 
 
 def test_five_failures_in_a_row_stop_a_job(trial):
@@ -204,9 +104,6 @@ def test_five_failures_in_a_row_stop_a_job(trial):
     assert job["Restarts"] == "5"
     assert "failed too often: not requeued" in job.output
     assert not list(trial.folder.glob("slurm-*.failures"))
-
-
-# Other machines
 
 
 def test_from_three_machines_to_two_and_back_with_the_same_images_a_step(trial):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import LOGIN, REPO, Cluster, call, wait_until
+from cluster import LOGIN, REPO, call, wait_until
 from harness import SMALL, rows
 from runs import assert_same
 
@@ -32,7 +32,7 @@ LIMIT = 600.0
 class Trial:
     """A cluster, and a folder on its shared disk in which runs train as in a clone."""
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster):
         self.cluster = cluster
         self.folder = cluster.shared / "project"
         cait = self.folder / ".venv/bin/cait"
@@ -41,7 +41,7 @@ class Trial:
         cait.chmod(0o755)
         (self.folder / "logs").mkdir()
 
-    def environment(self, **variables: object) -> dict[str, str]:
+    def environment(self, **variables):
         own = [REPO / "src", REPO / "tests/support", Path(__file__).parent]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, own)),
@@ -51,13 +51,11 @@ class Trial:
         }
         return environment | {name: str(value) for name, value in variables.items()}
 
-    def on(self, machine: str, *words: str | Path) -> str:
+    def on(self, machine, *words):
         """Run a command on a machine in the project; return what it prints."""
         return self.cluster.run(machine, *words, folder=self.folder)
 
-    def start(
-        self, machine: str, *words: str, folder: Path | None = None, **variables: object
-    ) -> subprocess.Popen[str]:
+    def start(self, machine, *words, folder=None, **variables):
         """Start a command on a machine in the project, or in a folder of the machine's own."""
         return subprocess.Popen(
             self.cluster.command(machine, *words, folder=folder or self.folder),
@@ -67,63 +65,43 @@ class Trial:
             text=True,
         )
 
-    def submit(
-        self,
-        run: str,
-        *settings: str,
-        options: str = "",
-        nodes: int = 2,
-        tasks: int = 1,
-        **variables: object,
-    ) -> "Job":
+    def submit(self, run, *settings, options="", nodes=2, tasks=1, **variables):
         """Submit scripts/slurm.sbatch. `options` are sbatch's, and `variables` are for the job."""
         shape = f"--nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task=1 --gpus-per-node=1"
         words = ["sbatch", "--parsable", *shape.split(), *options.split()]
-        words += [str(REPO / "scripts/slurm.sbatch"), run, *SETTINGS, *settings]
-        done = subprocess.run(
-            self.cluster.command(LOGIN, *words, folder=self.folder),
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return Job(self, done.stdout.strip())
+        words += [REPO / "scripts/slurm.sbatch", run, *SETTINGS, *settings]
+        submitted = self.start(LOGIN, *words, **variables)
+        printed, _ = submitted.communicate()
+        assert submitted.returncode == 0, printed
+        return Job(self, printed.split()[-1], run)
 
-    def steps(self, run: str) -> int:
+    def steps(self, run):
         """How many steps a run has logged."""
         try:
             return len(rows(self.folder / "logs" / run))
         except OSError:
             return 0
 
-    def wait_for_steps(self, run: str, steps: int):
+    def wait_for_steps(self, run, steps):
         wait_until(lambda: self.steps(run) >= steps, f"{run} has {steps} steps", LIMIT)
 
-    def workers(self, machine: str) -> list[str]:
+    def workers(self, machine):
         """The numbers of the processes that train on a machine, as it counts them."""
         return self._processes(machine, "-m cait")
 
-    def agents(self, machine: str) -> list[str]:
+    def agents(self, machine):
         """Those of torchrun."""
         return self._processes(machine, "-m torch.distributed.run")
 
-    def _processes(self, machine: str, words: str) -> list[str]:
+    def _processes(self, machine, words):
         pattern = rf"^{re.escape(sys.executable)}( -\w)* {words}"
         command = self.cluster.command(machine, "pgrep", "--full", pattern)
         return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
-    def kill(self, machine: str):
-        self.on(machine, "kill", "-KILL", *self.workers(machine))
-
-    def pull_cable(self, machine: str, seconds: float):
+    def pull_cable(self, machine, seconds):
         self.cluster.unplug(machine)
         time.sleep(seconds)
         self.cluster.plug(machine)
-
-    def restart_slurmctld(self):
-        self.on(LOGIN, "sh", "-c", "kill $(cat /run/slurmctld.pid)")
-        time.sleep(5)
-        self.on(LOGIN, "slurmctld")
 
     def freeze_disk(self):
         """Let all that is written to the shared disk wait for three seconds."""
@@ -131,19 +109,20 @@ class Trial:
         time.sleep(3)
         call("fsfreeze", "--unfreeze", self.cluster.shared)
 
-    def assert_same(self, run: str, other: str):
+    def assert_same(self, run, other):
         """Two runs ended with the same weights, states and metrics, to the last bit."""
         assert_same(self.folder / "logs" / run, self.folder / "logs" / other)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of SLURM."""
+    """A job of SLURM, which trains a run."""
 
     trial: Trial
     number: str
+    run: str
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name):
         """What SLURM says of it, as "JobState" or "Restarts"."""
         text = self.trial.on(LOGIN, "scontrol", "--oneliner", "show", "job", self.number)
         found = re.search(rf"\b{name}=(\S*)", text)
@@ -151,38 +130,48 @@ class Job:
         return found[1]
 
     @property
-    def output(self) -> str:
+    def output(self):
         path = Path(self["StdOut"])
         return path.read_text() if path.exists() else ""
 
-    def errors(self) -> list[str]:
-        """The lines in which `cait` says why it ends."""
-        return [line for line in self.output.splitlines() if line.startswith("cait: error:")]
-
-    def wait_for(self, *states: str):
-        def is_there() -> bool:
+    def wait_for(self, *states):
+        def is_there():
             return self["JobState"] in states
 
         wait_until(is_there, f"job {self.number} is {' or '.join(states)}", LIMIT)
 
-    def wait_for_restart(self, number: int = 1):
-        def has_restarted() -> bool:
+    def wait_for_restart(self, number):
+        def has_restarted():
             return int(self["Restarts"]) >= number and self["JobState"] == "RUNNING"
 
         wait_until(has_restarted, f"job {self.number} has restarted {number} times", LIMIT)
-
-    def requeue(self):
-        self.trial.on(LOGIN, "scontrol", "requeue", self.number)
 
     def complete(self):
         """Wait until it has ended without an error."""
         self.wait_for("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         assert self["JobState"] == "COMPLETED", self.output
 
+    def ends_as(self, other):
+        """It completes, and its run is the same as another."""
+        self.complete()
+        self.trial.assert_same(self.run, other)
+
+    def hurries_and_ends_as(self, other):
+        """It waits no longer in its steps."""
+        hurry = self.trial.folder / "hurry"
+        hurry.touch()
+        self.ends_as(other)
+        hurry.unlink()
+
+
+def errors_in(text):
+    """The lines in which `cait` says why it ends."""
+    return [line for line in text.splitlines() if line.startswith("cait: error:")]
+
 
 def images_by_step(folder):
     """The images of each step, of all processes, as `recorder.Recorder` has written them."""
-    steps: dict[int, set[str]] = defaultdict(set)
+    steps = defaultdict(set)
     for path in folder.glob("[0-9]*.jsonl"):
         for line in path.read_text().splitlines():
             record = json.loads(line)

@@ -6,8 +6,7 @@ import pytest
 import yaml
 from class_folders import write_files
 
-from cait.data.folder import not_listed, scan_flat
-from cait.data.listing import OTHER
+from cait.data.folder import scan_flat
 from cait.data.source import open_source
 from cait.errors import UserError
 
@@ -35,10 +34,6 @@ def test_a_class_folder_whose_name_is_no_text_is_refused(tmp_path):
         _ = open_source(str(root)).class_names
 
 
-def test_photographs_of_telephones_need_a_package_that_is_named():
-    assert "pillow-heif" in not_listed({OTHER: ["a/1.HEIC"]})
-
-
 def test_images_are_found_from_a_folder_beside(tmp_path, monkeypatch):
     write_files(tmp_path / "images", ["a/1.png", "a/2.png", "b/1.png", "b/2.png"])
     (tmp_path / "here").mkdir()
@@ -53,13 +48,3 @@ def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path, monkeypatch
     source = open_source("data/digits")
     assert len(source.class_names) == 10  # before `prepare`, because the model is built first
     assert len(source.train) == 1437
-
-
-@pytest.mark.parametrize(("fraction", "counts"), [(0.1, [1, 2]), (0.25, [1, 5]), (0.99, [2, 19])])
-def test_a_share_of_each_class_validates_and_an_image_is_left_to_learn_from(
-    fraction, counts, tmp_path
-):
-    names = [f"a/{number}.png" for number in range(3)]
-    names += [f"b/{number}.png" for number in range(20)]
-    source = open_source(str(write_files(tmp_path, names)), val_fraction=fraction)
-    assert [source.val.labels.count(label) for label in (0, 1)] == counts

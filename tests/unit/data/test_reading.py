@@ -1,15 +1,20 @@
-"""How a file becomes an image: deep pixels, streams, sizes, and files that claim far more work than their pixels."""
+"""How a file becomes an image: deep pixels, streams, sizes, and files that claim far more work than their pixels.
 
-import os
-import struct
-import zlib
+What is refused is in tests/cli/golden/data.yaml and pictures.yaml.
+"""
+
 from io import BytesIO, UnsupportedOperation
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+import yaml
 from encoded_image import encoded
 from PIL import Image
+from torch.nn.functional import avg_pool2d
+from torch.testing import assert_close
+from torchvision.transforms.functional import pil_to_tensor
 
 from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
@@ -43,38 +48,18 @@ def test_gray_of_more_than_eight_bits_is_scaled(pixels, suffix, expected, tmp_pa
 
 @pytest.mark.parametrize("pixels", [SIXTEEN, FLOATS])
 def test_tiff_files_whose_white_is_zero_are_turned(pixels, tmp_path):
+    found = []
     for kind in ("minisblack", "miniswhite"):
         tifffile.imwrite(tmp_path / kind, pixels, photometric=kind)
-    assert np.array_equal(
-        pixels_of(tmp_path / "miniswhite"), 255 - pixels_of(tmp_path / "minisblack")
-    )
-
-
-PLANES = (257 * np.arange(192, dtype=np.uint16)).reshape(3, 8, 8)
-PLANAR = dict(photometric="rgb", planarconfig="separate")
+        found.append(pixels_of(tmp_path / kind))
+    assert np.array_equal(found[1], 255 - found[0])
 
 
 def test_channels_of_sixteen_bits_may_lie_one_after_the_other(tmp_path):
-    tifffile.imwrite(tmp_path / "x.tif", PLANES, compression="zlib", **PLANAR)
-    assert np.array_equal(pixels_of(tmp_path / "x.tif"), np.moveaxis(PLANES >> 8, 0, -1))
-
-
-@pytest.mark.parametrize(
-    ("pixels", "settings", "reason"),
-    [
-        (PLANES, PLANAR, "one after the other"),
-        (np.stack([FLOATS] * 3, axis=-1), dict(photometric="rgb"), "8 or 16 bits"),
-        (FLOATS.astype(np.float16), {}, "8 or 16 bits"),
-        ((127 * FLOATS).astype(np.int8), {}, "which is white"),
-        ((255 * FLOATS).astype(np.int32), {}, "which is white"),
-        (FLOATS.round(), dict(byteorder=">", compression="zlib"), "big-endian"),
-    ],
-)
-def test_pixels_that_pillow_reads_wrong_are_refused(pixels, settings, reason, tmp_path):
+    planes = (257 * np.arange(192, dtype=np.uint16)).reshape(3, 8, 8)
     path = tmp_path / "x.tif"
-    tifffile.imwrite(path, pixels, **settings)
-    with pytest.raises(UserError, match=f"{path}: .*{reason}"):
-        load_image(path)
+    tifffile.imwrite(path, planes, compression="zlib", photometric="rgb", planarconfig="separate")
+    assert np.array_equal(pixels_of(path), np.moveaxis(planes >> 8, 0, -1))
 
 
 # What is transparent
@@ -86,14 +71,13 @@ def test_what_is_transparent_shows_the_background(mode, background, photographs)
     art = photographs[0].resize((40, 30)).convert("RGBA")
     art.putalpha(Image.linear_gradient("L").resize(art.size))
     image = art.quantize(32) if mode == "P" else art.convert(mode)
-    data = encoded(image, "PNG")
-    expected = Image.open(BytesIO(data)).convert("RGBA")
+    expected = image.convert("RGBA")
     if background is None:  # the colors that the file holds
         expected.putalpha(255)
     else:
         color = Image.new("RGBA", art.size, background)
         expected = Image.alpha_composite(color, expected)
-    found = load_image(BytesIO(data), reading=Reading(background=background))
+    found = load_image(BytesIO(encoded(image, "PNG")), reading=Reading(background=background))
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected)[..., :3], atol=1)
 
 
@@ -103,10 +87,10 @@ def test_what_is_transparent_shows_the_background(mode, background, photographs)
 class OneWay(BytesIO):
     """A stream that cannot go back, as an answer over HTTP."""
 
-    def seekable(self) -> bool:
+    def seekable(self):
         return False
 
-    def seek(self, *_: object) -> int:
+    def seek(self, *_):
         raise UnsupportedOperation("seek")
 
 
@@ -131,12 +115,10 @@ def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
     photo = photographs[0].resize(size)
     shrunk = load_image(photo, reading=Reading(shrink=50))
     assert shrunk.size == halved
-    means = np.asarray(photo, float)
-    while min(means.shape[:2]) >= 100:  # the mean of four pixels, or of two or one at an odd side
-        height, width, _ = means.shape
-        padded = np.pad(means, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge")
-        means = (padded[::2, ::2] + padded[1::2, ::2] + padded[::2, 1::2] + padded[1::2, 1::2]) / 4
-    np.testing.assert_allclose(np.asarray(shrunk), means, atol=3)
+    means = pil_to_tensor(photo).double()
+    while min(means.shape[1:]) >= 100:  # the mean of four pixels, or of two or one at an odd side
+        means = avg_pool2d(means, 2, ceil_mode=True)
+    assert_close(pil_to_tensor(shrunk).double(), means, rtol=0, atol=3)
     photo.save(tmp_path / "photo.jpg")
     with Image.open(tmp_path / "photo.jpg") as opened:
         assert load_image(opened, reading=Reading(shrink=50)).size == halved
@@ -158,54 +140,16 @@ def test_photographs_of_telephones_are_read(photographs):
 
 # Files that claim far more than their pixels
 
-
-def chunk(kind, content):
-    """A piece of a PNG file."""
-    tagged = kind + content
-    return struct.pack(">I", len(content)) + tagged + struct.pack(">I", zlib.crc32(tagged))
+BOMBS = yaml.safe_load(Path(__file__).with_name("bombs.yaml").read_text())
 
 
-PICTURE = Image.linear_gradient("L").resize((64, 64))
-
-
-def with_more(kind, start, more):
-    """The picture with `more` at this place of its file."""
-    data = encoded(PICTURE, kind)
-    return data[:start] + more + data[start:] if start else data + more
-
-
-def jpeg_of_many_scans():
-    data = encoded(PICTURE, progressive=True)
-    last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:-2] + 3_000 * last + data[-2:]
-
-
-PALETTE_END = encoded(PICTURE, "GIF").index(b",\0\0\0\0")
-HEADER_END = 8 + 25
-"""Where the pixels of a PNG file begin."""
-BOMBS = {
-    "JPEG of many scans": jpeg_of_many_scans(),
-    "JPEG with padding": with_more("JPEG", 2, b"\xff" * 100_000),
-    "JPEG with padding at the end": with_more("JPEG", -2, b"\xff" * 100_000),
-    "JPEG of many comments": with_more("JPEG", 2, b"\xff\xfe\0\2" * 100_000),
-    "JPEG with junk": with_more("JPEG", 2, b"\xff\0" * 100_000),
-    "PNG of many chunks": with_more("PNG", HEADER_END, chunk(b"teSt", b"") * 10_000),
-    "PNG of many empty chunks of data": with_more("PNG", HEADER_END, chunk(b"IDAT", b"") * 10_000),
-    "PNG of a large chunk": with_more("PNG", HEADER_END, chunk(b"teSt", bytes(2**21))),
-    "GIF of a long comment": with_more(
-        "GIF", PALETTE_END, b"!\xfe" + (b"\xff" + bytes(255)) * 20_000 + b"\0"
-    ),
-    "WebP with bytes behind it": with_more("WEBP", None, bytes(2**21)),
-}
-
-
-@pytest.mark.parametrize("kind", BOMBS)
-def test_a_small_picture_may_not_take_much(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb["case"])
+def test_a_small_picture_may_not_take_much(bomb, tmp_path, monkeypatch):
     """By whatever reads it: the facts of the file are counted before, and while, it is decoded."""
     monkeypatch.setattr(reading, "OPENING", (10_000, 2**20))
     monkeypatch.setattr(reading, "DECODING", (10_000, 2**16))
     path = tmp_path / "x.jpg"
-    path.write_bytes(BOMBS[kind])
+    path.write_bytes(b"".join(bytes.fromhex(piece) * times for piece, times in bomb["pieces"]))
     too_much = "cannot read the image .*(scans are more than|far more parts or bytes)"
     with pytest.raises(UserError, match=too_much):
         load_image(path)
@@ -220,30 +164,3 @@ def test_a_picture_may_take_the_last_byte_that_it_is_allowed(monkeypatch):
     assert reading.Bounded(BytesIO(bytes(20))).read() == bytes(20)
     with pytest.raises(ValueError, match="far more parts or bytes"):
         reading.Bounded(BytesIO(bytes(21))).read()
-
-
-def png_of_size(width, height):
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99)))
-
-
-def write_sparse(path):
-    path.touch()
-    os.truncate(path, 300 * 2**30)
-
-
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (os.mkfifo, "not a regular file"),
-        (lambda path: Image.new("RGB", (16, 16)).save(path, "EPS"), "not an image"),
-        (lambda path: path.write_bytes(png_of_size(2_000_000, 1)), "2,000,000 × 1 pixels"),
-        (lambda path: path.write_bytes(png_of_size(20_000, 20_000)), "exceeds limit"),
-        (write_sparse, "1,073,741,824"),
-    ],
-)
-def test_what_is_no_picture_or_too_large_is_refused_by_name(write, reason, tmp_path):
-    path = tmp_path / "x.png"
-    write(path)
-    with pytest.raises(UserError, match=f"^cannot read the image {path}: .*{reason}"):
-        load_image(path)

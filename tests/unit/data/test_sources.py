@@ -113,7 +113,7 @@ def test_an_image_that_it_cannot_read_is_replaced_and_listed_once(own, tmp_path)
 class TrainsOnBoth(ImageNetDataModule):
     """Trains on the validation images too."""
 
-    def make_source(self) -> object:
+    def make_source(self):
         source = super().make_source()
         both = table.Images([*source.train, *source.val])
         return SimpleNamespace(

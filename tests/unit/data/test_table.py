@@ -1,10 +1,8 @@
 """The table of images: its columns, parts of it, and the lists of what validates."""
 
 import numpy as np
-import pytest
 
-from cait.data.listing import below_root
-from cait.data.table import TEST, TRAIN, VAL, Images, held_out_paths, rows_by_class, write_held_out
+from cait.data.table import TEST, TRAIN, VAL, Images, held_out_paths, write_held_out
 
 PATHS = ["b/1.png", "b/\udcff.png", "a/ö.png", "a/2.png"]
 
@@ -29,22 +27,9 @@ def test_parts_of_a_table_have_the_columns_of_the_whole():
     assert [*trained.select(np.array([1]))] == [images[0]]
 
 
-def test_rows_of_a_class_are_together_the_class_of_the_first_row_first():
-    rows = rows_by_class(np.array([5, 2, 5, 9, 2]))
-    assert [list(row) for row in rows] == [[0, 2], [1, 4], [3]]
-
-
 def test_a_list_of_what_validates_is_read_as_it_was_written(tmp_path):
     file = tmp_path / "validation.csv"
     write_held_out(file, table(), "root", ["a", "b"])
     assert held_out_paths(file, "root") == PATHS
     lines = file.read_text(errors="surrogateescape").splitlines()
     assert lines[:2] == ["path,class", "b/1.png,b"]
-
-
-@pytest.mark.parametrize(
-    "path", ["a/1.png", "./a/1.png", "a/../a//1.png", "../photos/a/1.png", "{here}/photos/a/1.png"]
-)
-def test_a_path_is_below_the_root_however_it_is_written(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert below_root("photos", path.format(here=tmp_path)) == "a/1.png"

@@ -9,7 +9,6 @@ alone knows, as nonzero's, raises by itself.
 import traceback
 from collections import defaultdict
 from contextlib import contextmanager
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,14 +27,12 @@ class Spy(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.waits: list[str] = []
-        self.operations: set[str] = set()
+        self.waits = []
+        self.operations = set()
         # by address, and kept so that no other tensor comes to lie there
-        self._pinned: dict[int, Tensor] = {}
+        self._pinned = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         packet = func.overloadpacket
         leaves = tree_leaves((args, kwargs))
@@ -72,35 +69,32 @@ class Spy(TorchDispatchMode):
                 return into
         return func(*args, **kwargs)
 
-    def pin(self, tensor: Tensor) -> Tensor:
+    def pin(self, tensor):
         """Take the memory of a tensor on the CPU for pinned."""
         self._pinned[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    def _note_unless_pinned(self, func: Any, source: Tensor, non_blocking: Any):
+    def _note_unless_pinned(self, func, source, non_blocking):
         if not non_blocking or source.untyped_storage().data_ptr() not in self._pinned:
             self._note(func)
 
-    def _note(self, func: Any):
+    def _note(self, func):
         frames = [
-            f
-            for f in traceback.extract_stack()
-            if "/cait/" in f.filename or "/lightning/" in f.filename
+            frame
+            for frame in traceback.extract_stack()
+            if "/cait/" in frame.filename or "/lightning/" in frame.filename
         ]
-        where = [
-            f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in frames[-4:]
-        ]
-        self.waits.append(f"{func} at " + " < ".join(reversed(where)))
+        self.waits.append(f"{func} in {frames[-4:]}")
 
 
 class FakeCUDAStrategy(SingleDeviceStrategy):
     """One fake device; batches come pinned, as the loaders of a machine with a GPU pin them."""
 
-    def __init__(self, spy: Spy):
+    def __init__(self, spy):
         super().__init__(device=torch.device("cuda", 0))
         self.spy = spy
 
-    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_to_device(self, batch, *args, **kwargs):
         return super().batch_to_device(tree_map_only(Tensor, self.spy.pin, batch), *args, **kwargs)
 
     def teardown(self):
@@ -108,13 +102,13 @@ class FakeCUDAStrategy(SingleDeviceStrategy):
 
 
 class FakeCUDAAccelerator(CPUAccelerator):
-    def setup_device(self, device: torch.device):
+    def setup_device(self, device):
         pass
 
 
 def _by_device_and_type(lists, with_indices=False):
     """torch's function of this kind is in C++, for which a FakeTensor's device is another."""
-    groups: dict = defaultdict(lambda: ([[] for _ in lists], []))
+    groups = defaultdict(lambda: ([[] for _ in lists], []))
     for index, first in enumerate(lists[0]):
         group, indices = groups[first.device, first.dtype]
         indices.append(index)

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from cait import create_model
 from cait.model.residual import draw_samples
 
-SMALLEST: dict = dict(
+SMALLEST = dict(
     patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip"
 )
 close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)

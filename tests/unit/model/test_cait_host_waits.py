@@ -20,13 +20,13 @@ ON_THE_BAR = 2  # train/loss and train/acc1, every 10 steps and at the end of an
 def test_a_steady_step_does_not_wait(mode, tmp_path, digits_root):
     """Under all callbacks of a run that a step passes."""
     data = images_in(digits_root, img_size=8, batch_size=8, erase_prob=0.5)
-    shown: list = []
+    shown = []
     if "screen" in plugins.extras():
         from cait.extras.screen.progress import RunProgressBar
         from cait.extras.screen.tables import Banner
 
         shown = [RunProgressBar(), Banner(data, tmp_path)]
-    steps: list[list[str]] = []  # where the host waited, step by step, and after them
+    steps = []  # where the host waited, step by step, and after them
 
     def begin(*_):
         spy.waits = []

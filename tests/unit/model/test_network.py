@@ -3,10 +3,9 @@
 What is said of those that cannot be built, or are no network, is in tests/cli/golden/model.yaml.
 """
 
-from typing import Any
-
 import pytest
 import torch
+from harness import table
 from modules import loader, module, trainer
 from resumes import assert_resumes
 from torch import Tensor, nn
@@ -20,20 +19,20 @@ from cait.model.weights import classifier_keys, load_weights
 class Plain(nn.Module):
     """A network with none of the optional parts."""
 
-    def __init__(self, img_size: int, num_classes: int, width: int = 8):
+    def __init__(self, img_size, num_classes, width=8):
         super().__init__()
         self.body = nn.Conv2d(3, width, 3)
         self.neck = nn.Linear(width, width)
         self.head = nn.Linear(width, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         return self.head(self.neck(self.body(images).mean(dim=(2, 3))))
 
 
 class Dropping(Plain):
     """Takes stochastic depth, as few networks do."""
 
-    def __init__(self, drop_path_rate: float, **fields: Any):
+    def __init__(self, drop_path_rate, **fields):
         super().__init__(**fields)
         assert drop_path_rate == 0.1
 
@@ -42,31 +41,21 @@ def any_arguments(**fields):
     return Dropping(**fields)
 
 
-HERE = f"{__name__}:Plain"
-DEIT = "timm/deit_tiny_distilled_patch16_224"
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "kind", "heads"),
-    [
-        ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
-        ("timm/test_resnet", {}, "ResNet", "fc"),
-        (DEIT, {"depth": 1}, "VisionTransformerDistilled", "head head_dist"),
-        (HERE, {"width": 5}, "Plain", "head"),
-        (f"{__name__}:Dropping", {"width": 5}, "Dropping", "head"),
-        (f"{__name__}:any_arguments", {"width": 5}, "Dropping", "head"),
-    ],
-)
-def test_a_name_becomes_a_network_of_the_size(name, fields, kind, heads):
-    built = network.create_model(name, 32, 7, 0.1, **fields)
-    assert type(built).__name__ == kind
+@pytest.mark.parametrize("row", table(__file__, "names"))
+def test_a_name_becomes_a_network_of_the_size(row):
+    built = network.create_model(row["name"], 32, 7, 0.1, **row["fields"])
+    assert type(built).__name__ == row["case"]
     assert built(torch.randn(3, 3, 32, 32)).shape == (3, 7)
-    assert {key.rpartition(".")[0] for key in classifier_keys(built)} == {*heads.split()}
+    assert {key.rpartition(".")[0] for key in classifier_keys(built)} == {*row["heads"]}
 
 
 @pytest.mark.parametrize(
     ("name", "channels", "is_last"),
-    [("timm/test_efficientnet", 1, True), ("timm/test_vit", 3, False), (HERE, 3, False)],
+    [
+        ("timm/test_efficientnet", 1, True),
+        ("timm/test_vit", 3, False),
+        (f"{__name__}:Plain", 3, False),
+    ],
 )
 def test_timms_networks_of_convolutions_run_in_channels_last(name, channels, is_last):
     fields = {"in_chans": 1} if channels == 1 else {}

@@ -4,13 +4,11 @@ import argparse
 import os
 import pickle
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from harness import SMALL
-from modules import loader, module, trainer
+from harness import SMALL, table
+from modules import loader, module, train, trainer
 from safetensors.torch import save_file
 from same import same
 
@@ -75,7 +73,7 @@ def test_every_form_of_file_holds_the_same_weights(tmp_path):
 def test_weights_behind_one_prefix_are_taken(prefix, holder, tmp_path):
     """As compilation, DDP, Lightning, timm and the scripts of others save them, beside what is no part of them."""
     state = small_network().state_dict()
-    content: Any = behind(prefix, state)
+    content = behind(prefix, state)
     if prefix:
         content |= {"n_averaged": torch.tensor(3), "criterion.weight": torch.ones(2)}
     if holder == "lightning":
@@ -99,10 +97,10 @@ def test_a_file_cut_short_is_refused(tmp_path):
 class Bomb:
     """Unpickled without care, it makes a folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return os.mkdir, (str(self.folder),)
 
 
@@ -129,9 +127,7 @@ def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_pa
         assert same(net.model.state_dict(), start), verb
 
     trained = module(weights=str(path), lr=0.1, warmup_epochs=0)
-    fit = trainer()
-    fit.fit(trained, loader(), loader())
-    fit.save_checkpoint(checkpoint)
+    train(trained, checkpoint)
     trainer().validate(trained, loader())
     loaded = cait.CaiTModule.load_from_checkpoint(checkpoint)
     trainer().validate(loaded, loader())
@@ -143,35 +139,24 @@ def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_pa
         assert same(net.model.state_dict(), expected)
 
 
-CLASSES = [*"abcd"]
-
-
 @pytest.mark.parametrize("ema", [False, True])
-@pytest.mark.parametrize(
-    ("classes", "rows"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("abcd", [0, 1, 2, 3]),
-        ("dbca", [3, 1, 2, 0]),
-        ("abce", None),
-        ("ef", None),
-    ],
-)
-def test_the_head_is_kept_for_the_same_classes_alone(classes, rows, ema, tmp_path):
+@pytest.mark.parametrize("row", table(__file__, "heads"))
+def test_the_head_is_kept_for_the_same_classes_alone(row, ema, tmp_path):
+    classes, rows = row["classes"], row["rows"]
     raw, average = small_network().state_dict(), small_network().state_dict()
     checkpoint = {
         "pytorch-lightning_version": "2.6.6",
         "state_dict": behind("model.", raw),
         "callbacks": {"EMA": average},
-        "ImageNetDataModule": {"class_names": CLASSES, "depends_on": {}},
+        "ImageNetDataModule": {"class_names": [*"abcd"], "depends_on": {}},
     }
     torch.save(checkpoint, tmp_path / "x.ckpt")
-    network = small_network(len(classes or CLASSES))
+    network = small_network(len(classes or "abcd"))
     expected = dict(average if ema else raw)
     for name in ("head.weight", "head.bias"):
         anew = network.state_dict()[name].clone()
         expected[name] = anew if rows is None else expected[name][rows]
-    notes = load_weights(network, tmp_path / "x.ckpt", ema, classes and [*classes])
+    notes = load_weights(network, tmp_path / "x.ckpt", ema, classes)
     assert len(notes) == (rows is None)
     assert same(network.state_dict(), expected)
 

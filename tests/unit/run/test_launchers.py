@@ -3,13 +3,10 @@
 import os
 import warnings
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from harness import table
-from lightning.pytorch.plugins import TransformerEnginePrecision
-from lightning.pytorch.strategies import DDPStrategy
 from modules import trainer
 
 from cait import errors
@@ -38,72 +35,39 @@ def test_the_environment_says_how_a_process_was_started(row, capsys):
         assert processes.from_first(lambda: "mine") == "mine"
 
 
-@pytest.mark.parametrize("devices", ["1", 1, "auto"])
-@pytest.mark.parametrize("row", table(__file__, "followed"))
-def test_a_launchers_processes_train_one_run(row, devices):
-    """Never as many runs as there are processes."""
+def followed(row, devices):
+    """A Trainer on so many devices as a launcher's first process makes it, and how many processes were started."""
     os.environ.update(row["variables"])
     settings = dict(devices=devices, num_nodes=1)
     processes = Processes()
     processes.follow_launcher(settings)
-    fit = trainer(strategy="auto", **settings)
-    refusals.check_processes(fit, processes.started())
+    return trainer(strategy="auto", **settings), processes.started()
+
+
+@pytest.mark.parametrize("devices", ["1", 1, "auto"])
+@pytest.mark.parametrize("row", table(__file__, "followed"))
+def test_a_launchers_processes_train_one_run(row, devices):
+    """Never as many runs as there are processes."""
+    fit, started = followed(row, devices)
+    refusals.check_processes(fit, started)
     assert (fit.num_devices, fit.num_nodes) == (row["devices"], row["nodes"])
     assert fit.world_size == row["devices"] * row["nodes"]
 
 
 @pytest.mark.parametrize("row", table(__file__, "followed"))
 def test_another_number_than_the_launchers_is_refused(row):
-    os.environ.update(row["variables"])
-    settings = dict(devices=5, num_nodes=1)
-    processes = Processes()
-    processes.follow_launcher(settings)
-    fit = trainer(strategy="auto", **settings)
     with pytest.raises(UserError, match="and num_nodes make"):
-        refusals.check_processes(fit, processes.started())
+        refusals.check_processes(*followed(row, 5))
 
 
-@pytest.mark.parametrize("tasks", ["1", "2"])
-def test_lightning_does_not_ask_for_srun_in_a_shell_of_salloc(tasks, tmp_path, monkeypatch):
+@pytest.mark.parametrize("row", table(__file__, "interactive"))
+def test_lightning_does_not_ask_for_srun_in_a_shell_of_salloc(row, tmp_path, monkeypatch):
     (tmp_path / "srun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    os.environ.update(table(__file__, "started")[5].values[0]["variables"])
-    shell = dict(JOB_NAME="interactive", STEP_NUM_TASKS=tasks, NTASKS=tasks)
-    os.environ.update({f"SLURM_{name}": value for name, value in shell.items()})
+    os.environ.update(row["variables"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Processes().cluster()
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(
-    "strategy",
-    ["ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_fork_find_unused_parameters_true"],
-)
-def test_processes_that_are_forked_or_spawned_are_refused(strategy, devices):
-    """The process that starts them does not train: it would not know that training has begun."""
-    fit = trainer(strategy=strategy, devices=devices)
-    with pytest.raises(UserError, match="forked or spawned"):
-        refusals.check_strategy(fit, SimpleNamespace(strategy=strategy))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_strategy_that_forks_or_spawns_is_refused(method):
-    strategy = DDPStrategy(start_method=method)
-    fit = trainer(strategy=strategy, devices=2)
-    with pytest.raises(UserError, match="forked or spawned"):
-        refusals.check_strategy(fit, SimpleNamespace(strategy=strategy))
-
-
-def test_a_precision_that_no_checkpoint_holds_is_refused():
-    fit = trainer(devices=1)
-    settings = SimpleNamespace(strategy="auto")
-    refusals.check_strategy(fit, settings)
-    # which needs a GPU and a package
-    precision = object.__new__(TransformerEnginePrecision)
-    fit._accelerator_connector.precision_plugin = fit.strategy.precision_plugin = precision
-    with pytest.raises(UserError, match=r"--trainer\.precision"):
-        refusals.check_strategy(fit, settings)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +89,7 @@ def test_the_process_that_is_the_cause_exits_with_2(started, says, status, monke
 class Clock:
     now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
@@ -134,7 +98,7 @@ def test_processes_agree_after_fewer_steps_if_steps_are_slow(seconds, steps, mon
     clock = Clock()
     monkeypatch.setattr(signals, "time", clock)
     strategy = SimpleNamespace(root_device="cpu", reduce=lambda wishes, reduce_op: wishes)
-    fit: Any = Mock(global_step=0, world_size=2, strategy=strategy, asks_to_stop=False)
+    fit = Mock(global_step=0, world_size=2, strategy=strategy, asks_to_stop=False)
     watched = signals.StopSignals()
     watched.watch(fit)
     agreed = []

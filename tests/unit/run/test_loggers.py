@@ -61,11 +61,6 @@ def test_a_crash_in_rewriting_loses_no_row(file, monkeypatch):
     assert file.read_bytes().decode() == WHOLE
 
 
-def test_a_new_run_begins_a_new_file(file):
-    RunCSVLogger(file.parent).log_metrics({"epoch": 0, "train/loss": 2.0}, step=0)
-    assert steps(file) == [0]
-
-
 class Own(CSVLogger):
     pass
 

@@ -2,13 +2,11 @@
 
 import itertools
 from copy import deepcopy
-from typing import Any
 
 import pytest
-import torch
-from harness import slow
+from harness import parsed, slow
 from lightning.pytorch.callbacks import LambdaCallback
-from modules import FIELDS, Chosen, loader, module, precision_of, trainer
+from modules import Chosen, loader, module, precision_of, trainer
 from same import same
 
 from cait.errors import UserError
@@ -34,22 +32,14 @@ def test_a_step_without_a_finite_gradient_is_left_out_in_every_precision(
     precision, optimizer, clip, tmp_path
 ):
     """Weights, moments and the count of steps are as if the optimizer had not been called."""
-    states: list[Any] = []
+    states = []
 
     def note(fit, net, *_):
         state = net.optimizers().optimizer.state_dict()
         steps = [group.get("step") for group in state["param_groups"]]  # where Lamb counts
         states.append(deepcopy([net.state_dict(), state["state"], steps]))
 
-    net = Chosen(
-        optimizer,
-        img_size=8,
-        num_classes=7,
-        fields=FIELDS,
-        lr_base_size=None,
-        lr=1e-2,
-        warmup_epochs=0,
-    )
+    net = module(Chosen, optimizer=optimizer, lr=1e-2, warmup_epochs=0)
     guard = NonFiniteGuard(tmp_path, limit=3)
     fit = trainer(
         callbacks=[guard, LambdaCallback(on_train_batch_end=note)],
@@ -69,6 +59,6 @@ def test_too_many_of_them_end_the_run_with_the_batch(tmp_path):
     guard = NonFiniteGuard(tmp_path, limit=3)
     with pytest.raises(UserError, match="3 steps in a row"):
         trainer(max_epochs=1, callbacks=[guard]).fit(module(lr=1e-2), data)
-    kept = torch.load(tmp_path / "nonfinite.pt", weights_only=True)
+    kept = parsed(tmp_path / "nonfinite.pt")
     assert same(kept["images"], data.dataset.tensors[0][12:16])
     assert kept["step"] == 4

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from harness import table
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.guards import configurations
 from cait.guards.refusals import check_folder
 from cait.guards.run_lock import RunLock
 from cait.run import rundir
@@ -48,21 +48,6 @@ def test_a_run_may_be_the_folder_that_one_is_in(place, monkeypatch):
     monkeypatch.chdir("elsewhere/second")
     assert rundir.folder_of(".") == place / "elsewhere/second"
     assert rundir.folder_of("..") == place / "elsewhere"
-
-
-@pytest.mark.parametrize(
-    ("files", "name"),
-    [
-        ("digits.yaml trainer/debug.yaml", "digits"),
-        ("trainer/gpu.yaml digits.yaml base.yaml", "base"),
-        ("", ""),
-    ],
-)
-def test_an_overlay_of_the_trainer_does_not_name_the_run(files, name):
-    paths = [configurations.find_config(file) for file in files.split()]
-    layers = [(path, configurations.settings(path)) for path in paths]
-    words = (None, {"model": {}})
-    assert configurations.recipe([*layers, words]) == name
 
 
 def test_the_last_checkpoints_come_first_and_then_the_newest(tmp_path):
@@ -103,25 +88,10 @@ def check(root, folder):
 
 
 @pytest.mark.usefixtures("photos")
-@pytest.mark.parametrize(
-    ("root", "folder"),
-    [
-        ("photos", "photos"),
-        ("photos", "photos/train"),
-        ("photos", "photos/train/7"),
-        ("photos", "photos/val/7/inner"),
-        ("photos/train", "photos"),
-        ("photos/train", "."),
-        ("photos/train", "photos/train/val"),
-        ("photos/train", "photos/train/Train/deep"),
-        ("link", "photos"),
-        ("photos/train", "elsewhere"),
-    ],
-)
-def test_a_new_run_lies_apart_from_images(root, folder):
-    """Its folder would hide a class, or be read as one."""
+@pytest.mark.parametrize("row", table(__file__, "among_images"))
+def test_a_new_run_lies_apart_from_images(row):
     with pytest.raises(UserError, match="is where images are"):
-        check(root, Path(folder))
+        check(row["root"], Path(row["folder"]))
 
 
 def test_a_start_that_failed_may_be_repeated_where_it_has_drawn(photos):
@@ -138,7 +108,7 @@ def test_a_start_that_failed_may_be_repeated_where_it_has_drawn(photos):
 
 
 class Fails(Callback):
-    def on_train_batch_end(self, *_: object):
+    def on_train_batch_end(self, *_):
         raise ValueError("in the middle")
 
 
@@ -168,12 +138,3 @@ def test_what_was_there_before_a_failed_start_stays(tmp_path):
     lock.roll_back()
     assert (tmp_path / "notes.txt").exists()
     assert not (tmp_path / "config.yaml").exists()
-
-
-def test_a_start_that_trained_is_not_cleaned_up(tmp_path):
-    lock = RunLock(tmp_path)
-    (tmp_path / "metrics.csv").touch()
-    lock.on_train_start()
-    lock.roll_back()
-    assert (tmp_path / "metrics.csv").exists()
-    assert not (tmp_path / ".starting").exists()

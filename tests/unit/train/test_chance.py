@@ -1,6 +1,6 @@
 """What a user's own code draws in a step follows (seed, epoch, step, process), whichever generator it takes.
 
-That a resumed run draws the same is a row of tests/law/exact.yaml.
+That a resumed run draws the same is a row of tests/law/test_exact.yaml.
 """
 
 import random

@@ -1,11 +1,10 @@
 """The schedule of a run whose epochs change their length: down to `min_lr` at its true last step, and never up."""
 
 import math
-from typing import Any
 
 import pytest
-from harness import slow
-from lightning.pytorch import Callback, Trainer
+from harness import table
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import loader, module, trainer
 
@@ -17,27 +16,26 @@ PEAK, LOW, WARMUP_LR, WARMUP = 1e-2, 1e-4, 1e-6, 3
 class Rates(Callback):
     """Notes the rate of every step, and the run's length at its beginning; stops after some batches."""
 
-    def __init__(self, stop: float = math.inf):
+    def __init__(self, stop=math.inf):
         self.stop = stop
-        self.rates: list[float] = []
+        self.rates = []
 
-    def on_train_start(self, trainer: Trainer, *_: Any):
+    def on_train_start(self, trainer, *_):
         self.planned = total_steps(trainer)
 
-    def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any):
+    def on_train_batch_end(self, trainer, *_):
         batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
         trainer.should_stop |= batches >= self.stop
 
 
-def train(path, stop=math.inf, batches=6, **settings):
+def train(path, stop=math.inf, batches=6, accumulation=None, **settings):
     """Train on epochs of so many batches, from the checkpoint at `path` if there is one, and save there."""
     rates = Rates(stop)
-    accumulation = settings.pop("accumulation", {0: 1})
-    callbacks = [rates, GradientAccumulationScheduler(accumulation)]
-    fit = trainer(**dict(max_epochs=4, callbacks=callbacks) | settings)
+    callbacks = [rates, GradientAccumulationScheduler(accumulation or {0: 1})]
+    fit = trainer(callbacks=callbacks, **{"max_epochs": 4} | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5)
     fit.fit(net, loader(4 * batches), ckpt_path=path if path.exists() else None)
     fit.save_checkpoint(path)
@@ -50,35 +48,22 @@ def cosine(share):
     return LOW + (PEAK - LOW) * (1 + math.cos(math.pi * share)) / 2
 
 
-# amid an epoch, and at the end of one
-@pytest.mark.parametrize(
-    ("stop", "change"),
-    [
-        (14, {}),
-        (12, {"batches": 2}),
-        (14, dict(max_epochs=7, batches=3)),
-        (14, dict(max_epochs=7, batches=10)),
-        (14, dict(max_steps=20, batches=3)),
-        (14, dict(max_steps=20, batches=10)),
-        *slow(
-            (12, {}),
-            (14, {"batches": 2}),
-            (14, {"batches": 15}),
-            (14, {"limit_train_batches": 3}),
-            (14, {"limit_train_batches": 0.5}),
-            (14, {"accumulation": {0: 4}}),
-            (14, {"accumulation": {0: 1, 3: 3}}),
-        ),
-    ],
-)
-def test_the_fall_goes_on_from_where_it_stands(stop, change, tmp_path):
+@pytest.mark.parametrize("row", table(__file__, "changes"))
+def test_the_fall_goes_on_from_where_it_stands(row, tmp_path):
     """Or, with another limit, on the cosine to that end."""
+    stop = row["stop"]
     before = train(tmp_path / "x.ckpt", stop)
-    after = train(tmp_path / "x.ckpt", **change)
+    settings = row.get("settings", {})
+    after = train(
+        tmp_path / "x.ckpt",
+        batches=row.get("batches", 6),
+        accumulation=row.get("accumulation"),
+        **settings,
+    )
     rest = len(after.rates)
     assert (len(before.rates), before.planned) == (stop, 24)
     assert after.planned == stop + rest
-    total = after.planned if change.keys() & {"max_epochs", "max_steps"} else 24
+    total = after.planned if settings.keys() & {"max_epochs", "max_steps"} else 24
     share = (stop - WARMUP) / (total - WARMUP)
     expected = [cosine(share + (1 - share) * step / rest) for step in range(rest)]
     assert after.rates == pytest.approx(expected, rel=1e-9)
@@ -107,7 +92,6 @@ def test_a_second_fit_goes_on_at_the_step_where_the_trainer_stands():
     fit.fit(net, loader())
     fit.fit_loop.max_epochs = 3
     fit.fit(net, loader())
-    expected = [cosine(step / 6) for step in range(6)] + [
-        cosine(step / 18) for step in range(6, 18)
-    ]
-    assert rates.rates == pytest.approx(expected, rel=1e-12)
+    first = [cosine(step / 6) for step in range(6)]
+    second = [cosine(step / 18) for step in range(6, 18)]
+    assert rates.rates == pytest.approx(first + second, rel=1e-12)

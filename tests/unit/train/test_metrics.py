@@ -1,17 +1,16 @@
 """The metrics of a validation, and which of them chooses best.ckpt; messages are in tests/cli/golden/train.yaml."""
 
-from typing import Any
-
 import pytest
 import torch
-from modules import module, trainer
+from harness import table
+from modules import module
 from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch.nn.functional import cross_entropy, one_hot
-from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 
 from cait import ckpt
-from cait.train.metrics import EvalMetrics, best_mode, metric_of_best
+from cait.train.metrics import EvalMetrics, best_mode
+from cait.train.module import top1
 
 OF_TORCH = "torchmetrics.classification:Multiclass"
 
@@ -57,12 +56,10 @@ def test_a_figure_over_nothing_is_no_figure():
 
 
 def test_the_accuracy_of_a_step_counts_the_images_that_have_a_class():
-    targets = torch.zeros(6, 7)  # of images without a class, all but the last
-    targets[5, 3] = 1.0
-    batch = TensorDataset(torch.randn(6, 3, 8, 8), targets)
-    run = trainer(max_epochs=1, log_every_n_steps=1)
-    run.fit(module(), DataLoader(batch, batch_size=6))
-    assert float(run.callback_metrics["train/acc1"]) in (0, 100)  # of one image
+    targets = torch.zeros(7, 7)  # of images without a class, all but the last
+    targets[6, 3] = 1.0
+    assert top1(torch.eye(7)[[0, 1, 2, 4, 5, 6, 3]], targets) == 100
+    assert top1(torch.eye(7), targets) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -92,15 +89,15 @@ def test_answers_that_are_not_finite_have_no_figures():
 class Own(Metric):
     """Computes `Own.value`, and cannot do without an image."""
 
-    value: Any = 0.5
+    value = 0.5
 
-    def __init__(self, num_classes: int):
+    def __init__(self, num_classes):
         super().__init__()
 
-    def update(self, logits: torch.Tensor, labels: torch.Tensor):
+    def update(self, logits, labels):
         assert len(labels)
 
-    def compute(self) -> Any:
+    def compute(self):
         return self.value
 
 
@@ -127,49 +124,16 @@ def test_a_metric_may_have_any_plain_name_and_give_any_number(value, monkeypatch
         torch.testing.assert_close(figures[f"val/{name}"], torch.tensor(float(value)))
 
 
-def test_the_average_chooses_unless_a_metric_is_named():
-    assert metric_of_best(None, "mAP", True) == "val_ema/mAP"
-    assert metric_of_best(None, "acc1", False) == "val/acc1"
-    assert metric_of_best("val/acc1", "loss", True) == "val/acc1"
+@pytest.mark.parametrize("row", table(__file__, "modes"))
+def test_the_best_value_of_a_metric_follows_from_its_name_or_from_ones_own_metric(row):
+    for metric in row["names"]:
+        paths = {metric.split("/")[1]: row["path"]} if "path" in row else {}
+        assert best_mode(metric, paths) == row["mode"], metric
+        assert best_mode(metric, EvalMetrics(7, paths).own) == row["mode"], metric
 
 
-@pytest.mark.parametrize(
-    ("names", "path", "mode"),
-    [
-        ("val/loss val_ema/loss val/focal_loss val/error_rate val/RMSE", None, "min"),
-        ("val/acc1 val_ema/acc5 val/acc1_macro val/f1 val/mAP", None, "max"),
-        ("val/answer lr train/grad_norm val/f1_loss", None, None),
-        ("val/x val_ema/x", f"{OF_TORCH}F1Score", "max"),
-        ("val/error", f"{OF_TORCH}Accuracy", "max"),
-        ("val_ema/x", f"{OF_TORCH}CalibrationError", "min"),
-        ("val/x", OWN, None),
-    ],
-)
-def test_the_best_value_of_a_metric_follows_from_its_name_or_from_ones_own_metric(
-    names, path, mode
-):
-    for metric in names.split():
-        paths = {metric.split("/")[1]: path} if path else {}
-        assert best_mode(metric, paths) == mode, metric
-        assert best_mode(metric, EvalMetrics(7, paths).own) == mode, metric
-
-
-@pytest.mark.parametrize(
-    ("monitors", "uses"),
-    [
-        ([], True),  # nothing says what chose it
-        ([None, "val/acc1"], False),  # as 0.1.0 has saved runs
-        (["val/loss", "val_ema/acc1"], True),  # the last is BestCheckpoint's
-        (["val_ema/acc1", "train/acc1"], False),
-    ],
-)
-def test_a_checkpoint_says_which_weights_it_stands_for(monitors, uses):
-    average = {"w": torch.ones(1)}
-    callbacks: dict = {"EMA": average, "StepSeed": {}}
-    for number, name in enumerate(monitors):
-        callbacks[f"Own{number}"] = {"monitor": name}
-    content = {"callbacks": callbacks, "state_dict": {"model.w": 0}}
-    assert ckpt.chosen_weights(content, "x") == (average if uses else {"w": 0})
-    assert ckpt.uses_average(content) is uses
-    del callbacks["EMA"]
-    assert not ckpt.uses_average(content)
+@pytest.mark.parametrize("row", table(__file__, "chosen"))
+def test_a_checkpoint_says_which_weights_it_stands_for(row):
+    content = {"callbacks": row["callbacks"], "state_dict": {"model.w": 0}}
+    assert ckpt.uses_average(content) is row["uses"]
+    assert ckpt.chosen_weights(content, "x") == {"w": int(row["uses"])}

@@ -1,19 +1,17 @@
 """Parts of the user's own are whole parts of a run: what a loss learns, and how a subclass answers.
 
-That what they learn is resumed to the bit is a row of tests/law/exact.yaml.
+That what they learn is resumed to the bit is a row of tests/law/test_exact.yaml.
 """
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from modules import loader, module, train, trainer
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cait import ckpt
 from cait.cli.loading import Loaded
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
@@ -29,7 +27,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits, targets):
         return cross_entropy(logits * self.scale, targets)
 
 
@@ -40,21 +38,21 @@ def frozen():
 class Learns(CaiTModule):
     """Learns a temperature in its loss and a layer in its forward pass."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings):
         super().__init__(**settings)
         self.scale = nn.Parameter(torch.ones(()))
         self.last = nn.Linear(7, 7)
         self.fixed = nn.Linear(7, 7).requires_grad_(False)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         return self.fixed(self.last(super().forward(images)))
 
-    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def loss_of(self, logits, targets):
         return super().loss_of(logits * self.scale, targets)
 
 
 class OnlyTheNetwork(CaiTModule):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.model.parameters(), lr=0.1)
 
 
@@ -89,12 +87,12 @@ def test_a_loss_that_learns_nothing_needs_no_optimizer():
 
 
 class Cold(CaiTModule):
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         return super().forward(images.flip(3)) - 2 * self.model(images)
 
 
 class Sharp(CaiTModule):
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def predict_step(self, batch, batch_idx):
         return super().predict_step(batch, batch_idx).square()
 
 
@@ -123,7 +121,7 @@ def test_a_forward_of_ones_own_is_what_validates(precision):
 def test_what_answers_is_the_module(kind):
     net = module(kind).eval()
     batch = next(iter(loader(8, 8)))
-    data: Any = SimpleNamespace(predict_dataloader=lambda: [batch])
+    data = SimpleNamespace(predict_dataloader=lambda: [batch])
     loaded = Loaded(net.model, net.name, "", ["a"] * 7, data, module=net)
     ((probabilities, _),) = loaded.judge([])
     assert torch.equal(probabilities, net.predict_step(batch, 0))
@@ -152,27 +150,19 @@ def test_a_run_remembers_the_class_of_its_module(before, now, tmp_path):
                 verb(net, loader(4), ckpt_path=path)
 
 
-@pytest.mark.parametrize("value", [None, []])
-def test_a_run_of_before_has_no_class(value, tmp_path):
-    path = saved(Cold, tmp_path)
-    checkpoint = torch.load(path, weights_only=True)
-    torch.save(checkpoint | {ckpt.MODULE: value}, path)
-    trainer().fit(module(), loader(), ckpt_path=path)
-
-
 class ByHand(CaiTModule):
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings):
         super().__init__(**settings)
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(loss * (math.nan if batch_idx == 1 else 1))
         optimizer.step()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 

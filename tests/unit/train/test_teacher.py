@@ -58,7 +58,7 @@ def test_a_run_of_ours_is_a_teacher(tmp_path):
 
 def test_dinov3_has_no_head_so_a_run_starts_from_it(tmp_path):
     """From timm's own files of a small one; rotary positions and register tokens among its parts."""
-    fields: dict = dict(depth=2, embed_dim=32, num_heads=2, num_reg_tokens=2, global_pool="token")
+    fields = dict(depth=2, embed_dim=32, num_heads=2, num_reg_tokens=2, global_pool="token")
     backbone = timm.create_model(DINOV3, **fields)
     timm.models.save_for_hf(backbone, tmp_path, safe_serialization="both")
     path = tmp_path / "model.safetensors"
@@ -72,7 +72,7 @@ def test_dinov3_has_no_head_so_a_run_starts_from_it(tmp_path):
 def test_a_run_of_your_own_network_teaches_one_of_the_same_code(tmp_path):
     """The checkpoint may be someone else's, so the code that it names is not run for its word."""
     path = tmp_path / "run.ckpt"
-    own: dict = dict(name="own_parts:Net", fields=None)
+    own = dict(name="own_parts:Net", fields=None)
     teacher = module(**own)
     train(teacher, path)
     with pytest.raises(UserError, match="own_parts:Net"):

@@ -4,11 +4,11 @@ import csv
 from pathlib import Path
 
 
-def below(images, root):
-    return [str(Path(path).relative_to(root)) for path, _ in images]
+def names(images):
+    """The paths of images, from the working folder on."""
+    return [str(Path(path)) for path, _ in images]
 
 
-def write_table(file, header, rows):
-    with file.open("w", newline="") as lines:
-        csv.writer(lines).writerows([header.split(","), *rows])
-    return str(file)
+def write_table(file, header, *columns):
+    with open(file, "w", newline="", errors="surrogateescape") as lines:
+        csv.writer(lines).writerows([header.split(","), *zip(*columns, strict=True)])

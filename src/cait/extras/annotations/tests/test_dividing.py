@@ -6,15 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from class_folders import write_files
-from label_tables import below, write_table
+from label_tables import names, write_table
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from cait.data.source import open_source
 from cait.data.table import write_held_out
 from cait.extras.annotations.folds import GroupFolds
 
-SCENES = sorted(f"{label}/s{number // 4}_{number}.png" for label in "abc" for number in range(40))
+SCENES = np.array(
+    sorted(f"{label}/s{number // 4}_{number}.png" for label in "abc" for number in range(40))
+)
 """Images of three classes in ten scenes."""
+LABELS = [path[0] for path in SCENES]
+SETS = ["rare", "rare", *(f"{label};all" for label in LABELS[2:])]
+SPLITS = ["test", *["train"] * 3, "val", "test", "train", "train", "val", "train"] * 12
 BY_SCENE = r"(x)|(s\d+)_"
 
 
@@ -22,39 +27,41 @@ def scene_of(path):
     return path.partition("_")[0].partition("/")[2]
 
 
-def opened(root, paths, **settings):
-    return open_source(str(write_files(root, paths)), **settings)
+def scenes_in(images):
+    return {scene_of(path) for path in names(images)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def scenes():
+    """The images in the working folder, and tables of them that say more and less."""
+    write_files(Path(), SCENES)
+    write_table("plain.csv", "path,label", SCENES, LABELS)
+    write_table("grouped.csv", "path,label,group", SCENES, LABELS, map(scene_of, SCENES))
+    write_table("marked.csv", "path,label,split", SCENES, LABELS, SPLITS)
+    write_table("several.csv", "path,label", SCENES, ["rare", "a;rare", *SETS[2:]])
 
 
 @pytest.mark.parametrize(
-    ("settings", "splitter"),
+    ("settings", "splitter", "labels"),
     [
-        ({}, StratifiedKFold),
-        (dict(group_by=BY_SCENE), StratifiedGroupKFold),
-        (dict(labels="t.csv"), StratifiedGroupKFold),
+        ({}, StratifiedKFold, LABELS),
+        (dict(group_by=BY_SCENE), StratifiedGroupKFold, LABELS),
+        (dict(labels="grouped.csv"), StratifiedGroupKFold, LABELS),
+        # by the set of an image's labels, and rare sets count as one
+        (dict(labels="several.csv", multi_label=True), StratifiedKFold, SETS),
     ],
 )
-def test_folds_are_scikit_learns(settings, splitter, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [(path, path[0], scene_of(path)) for path in SCENES]
-    write_table(Path("t.csv"), "path,label,group", rows)
-    source = opened(tmp_path, SCENES, folds=4, fold=3, **settings)
-    labels = [path[0] for path in SCENES]
-    scenes = [scene_of(path) for path in SCENES]
-    folds = splitter(4, shuffle=True, random_state=0).split(SCENES, labels, scenes)
-    train, val = list(folds)[3]
-    assert below(source.train, tmp_path) == [SCENES[row] for row in train]
-    assert below(source.val, tmp_path) == [SCENES[row] for row in val]
-
-
-def test_folds_of_several_labels_are_stratified_by_their_set_and_rare_sets_count_as_one(tmp_path):
-    sets = ["rare", "a;rare", *(f"{path[0]};all" for path in SCENES[2:])]
-    table = write_table(tmp_path / "t.csv", "path,label", zip(SCENES, sets, strict=True))
-    source = opened(tmp_path, SCENES, labels=table, multi_label=True, folds=4, fold=3)
-    labels = ["rare", "rare", *sets[2:]]
-    folds = StratifiedKFold(4, shuffle=True, random_state=0).split(SCENES, labels)
-    _, val = list(folds)[3]
-    assert below(source.val, tmp_path) == [SCENES[row] for row in val]
+def test_folds_are_scikit_learns(settings, splitter, labels, scenes):
+    source = open_source(".", folds=4, fold=3, **settings)
+    folds = splitter(4, shuffle=True, random_state=0)
+    *_, (train, val) = folds.split(SCENES, labels, [*map(scene_of, SCENES)])
+    assert names(source.train) == [*SCENES[train]]
+    assert names(source.val) == [*SCENES[val]]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -72,32 +79,22 @@ def test_folds_of_groups_weighed_at_once_are_scikit_learns(seed):
 # What is marked in a table
 
 
-def marked_table(file):
-    """Every fifth is a test image, every fourth of the others validates."""
-    splits = ["test" if n % 5 == 0 else "val" if n % 4 == 0 else "train" for n in range(120)]
-    rows = [(path, path[0], split) for path, split in zip(SCENES, splits, strict=True)]
-    return write_table(file, "path,label,split", rows)
-
-
-def test_each_image_is_in_one_fold_and_test_images_are_in_none(tmp_path):
-    table = marked_table(tmp_path / "t.csv")
+def test_each_image_is_in_one_fold_and_test_images_are_in_none(scenes):
     validated = Counter()
     for fold in range(3):
-        source = opened(tmp_path, SCENES, labels=table, folds=3, fold=fold)
-        validated.update(below(source.val, tmp_path))
-        assert below(source.test, tmp_path) == SCENES[::5]
+        source = open_source(".", labels="marked.csv", folds=3, fold=fold)
+        validated.update(names(source.val))
+        assert names(source.test) == [*SCENES[::5]]
     assert validated == Counter({*SCENES} - {*SCENES[::5]})
 
 
-def test_an_image_that_is_marked_to_validate_never_trains(tmp_path):
+def test_an_image_that_is_marked_to_validate_never_trains(scenes):
     """Although a run goes on with the list of those that it has validated on."""
-    table = Path(marked_table(tmp_path / "t.csv"))
-    before = opened(tmp_path, SCENES, labels=str(table))
-    listed = write_table(
-        tmp_path / "held.csv", "path", [[path] for path in below(before.val, tmp_path)]
-    )
+    table = Path("marked.csv")
+    before = open_source(".", labels="marked.csv")
+    write_held_out(Path("held.csv"), before.val, Path(), before.label_names)
     table.write_text(table.read_text().replace("train", "val", 1))
-    after = opened(tmp_path, SCENES, labels=str(table), val_list=listed)
+    after = open_source(".", labels="marked.csv", val_list="held.csv")
     assert [*after.val] == [*before.val]
     assert [*after.train] == [*before.train][1:]
 
@@ -111,15 +108,10 @@ def test_an_image_that_is_marked_to_validate_never_trains(tmp_path):
         dict(group_by=BY_SCENE, folds=4),
     ],
 )
-def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(
-    settings, tmp_path, monkeypatch
-):
+def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(settings, scenes):
     """In the same order, with the list of what it held out alone."""
-    monkeypatch.chdir(tmp_path)
-    marked_table(Path("marked.csv"))
-    write_table(Path("plain.csv"), "path,label", [(path, path[0]) for path in SCENES])
-    first, again = (opened(tmp_path, SCENES, **settings) for _ in range(2))
-    write_held_out(Path("held.csv"), first.val, tmp_path, first.label_names)
+    first, again = (open_source(".", **settings) for _ in range(2))
+    write_held_out(Path("held.csv"), first.val, Path(), first.label_names)
     again.choose = None
     again.keep(Path("held.csv"))
     assert [*again.train] == [*first.train]
@@ -130,40 +122,37 @@ def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(
 
 
 @pytest.mark.parametrize("groups", [2, 4, 30])
-def test_as_many_groups_are_held_out_as_there_are(groups, tmp_path):
+def test_as_many_groups_are_held_out_as_there_are(groups):
     """Though a tenth cannot be had; each class keeps training images."""
-    paths = [f"{number % 7}/s{number % groups}_{number}.png" for number in range(180)]
-    source = opened(tmp_path, paths, group_by=BY_SCENE)
-    train, val = below(source.train, tmp_path), below(source.val, tmp_path)
-    scenes = {scene_of(path) for path in val}
-    assert not scenes & {scene_of(path) for path in train}
+    write_files(Path(), [f"{number % 7}/s{number % groups}_{number}.png" for number in range(180)])
+    source = open_source(".", group_by=BY_SCENE)
+    scenes = scenes_in(source.val)
+    assert not scenes & scenes_in(source.train)
     assert len(scenes) == max(1, groups // 10)
     assert {*source.train.labels} == {*range(7)}
 
 
-def test_a_class_of_few_groups_is_validated_too(tmp_path):
+def test_a_class_of_few_groups_is_validated_too():
     """Though no fold has all classes: the images of 0 are one and the rest, those of 1 five groups, others 20."""
-    paths = []
     for number in range(144):
-        paths.append(f"0/s0{int(number > 0)}_{number}.png")
-        paths.append(f"1/s1{number % 5}_{number}.png")
-        paths += [f"{label}/s{label}{number % 20}_{number}.png" for label in range(2, 10)]
-    source = opened(tmp_path, paths, group_by=BY_SCENE)
+        scenes = [int(number > 0), number % 5, *[number % 20] * 8]
+        write_files(Path(), [f"{n}/s{n}{scene}_{number}.png" for n, scene in enumerate(scenes)])
+    source = open_source(".", group_by=BY_SCENE)
     train, val = np.bincount(source.train.labels), np.bincount(source.val.labels)
     assert val[0] == 1
     assert (val > 0).all()
     assert (val < train).all()
-    assert len(source.val) / len(paths) < 0.15
+    assert val.sum() < 0.15 * 1440
 
 
 @pytest.mark.parametrize(("several", "images"), [(False, 6), (True, 1)])
-def test_some_are_held_out_of_few_images(several, images, tmp_path):
+def test_some_are_held_out_of_few_images(several, images):
     """Where each class has fewer images than the folds of a tenth, or the whole table has."""
-    rows = [(f"{n}{label}.png", label) for label in "01234" for n in range(images)]
+    labels = ["0", "1", "2", "3", "4"] * images
     if several:
-        rows += [(f"{number}.png", "0;1;2;3;4") for number in range(3)]
-    grouped = [(path, label, path) for path, label in rows]
-    table = write_table(tmp_path / "t.csv", "path,label,group", grouped)
-    paths = [path for path, _ in rows]
-    source = opened(tmp_path, paths, labels=table, multi_label=several)
+        labels += ["0;1;2;3;4"] * 3
+    paths = [f"{number}.png" for number in range(len(labels))]
+    write_files(Path(), paths)
+    write_table("t.csv", "path,label,group", paths, labels, paths)
+    source = open_source(".", labels="t.csv", multi_label=several)
     assert 0 < len(source.val) < len(source.train)

@@ -5,9 +5,10 @@ Only the MD5 sums that torchvision compares them with are put in the place of th
 
 import hashlib
 import pickle
-import tarfile
+import shutil
 
 import numpy as np
+from harness import beside
 from scipy.io import savemat
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
@@ -25,10 +26,8 @@ def pixels(count, seed):
 def save(photographs, path, number):
     """A photograph cut out at a place of its own, as a JPEG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    left = 7 * number % 400
-    photographs[number % 2].crop((left, left % 200, left + 96, left % 200 + 80)).save(
-        path, format="JPEG"
-    )
+    left = 7 * number
+    photographs[0].crop((left, left, left + 96, left + 80)).save(path, format="JPEG")
 
 
 def write_cifar10(folder, patch, photographs):
@@ -51,59 +50,42 @@ def write_cifar10(folder, patch, photographs):
     patch.setattr(datasets.CIFAR10, "meta", meta | {"md5": dump(meta["filename"], names)})
 
 
-FLOWERS = (("trnid", 1), ("valid", 7), ("tstid", 13))
-
-
 def write_flowers(folder, patch, photographs):
     base = folder / "flowers-102"
     for number in range(1, 19):
         save(photographs, base / "jpg" / f"image_{number:05d}.jpg", number)
     # from 1, up to 102
     savemat(base / "imagelabels.mat", {"labels": np.arange(1, 19, dtype=np.uint8)[None] * 5})
-    savemat(base / "setid.mat", {name: np.arange(i, i + 6)[None] for name, i in FLOWERS})
+    trnid, valid, tstid = np.arange(1, 19).reshape(3, 1, 6)
+    savemat(base / "setid.mat", {"trnid": trnid, "valid": valid, "tstid": tstid})
     files = datasets.Flowers102._file_dict
     sums = {key: (name, md5(base / name)) for key, (name, _) in files.items() if key != "image"}
     patch.setattr(datasets.Flowers102, "_file_dict", files | sums)
 
 
-SYNSET = ["ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children", "wordnet_height"]
-WNIDS = ("n01440764", "n01443537", "n02084071")
+WNIDS = ["n01440764", "n01443537", "n02084071"]
 
 
 def write_imagenet(root, patch, photographs):
-    """The three archives of ILSVRC2012 for three classes; the bytes of each validation picture by `<wnid>/<file>`."""
+    """The three archives of ILSVRC2012 for three classes: six pictures of each to train on, six to validate on."""
     work = root.parent / "work"
-    root.mkdir()
-    with tarfile.open(root / "ILSVRC2012_img_train.tar", "w") as outer:
-        for label, wnid in enumerate(WNIDS):
-            with tarfile.open(root.parent / f"{wnid}.tar", "w") as inner:
-                for number in range(6):
-                    save(photographs, work / f"{wnid}_{number}.JPEG", 6 * label + number)
-                    inner.add(work / f"{wnid}_{number}.JPEG", f"{wnid}_{number}.JPEG")
-            outer.add(root.parent / f"{wnid}.tar", f"{wnid}.tar")
-    places = [2, 0, 1, 1, 0, 2]  # the classes of the validation pictures, in their order
-    val = {}
-    with tarfile.open(root / "ILSVRC2012_img_val.tar", "w") as tar:
-        for number, label in enumerate(places):
-            path = work / f"ILSVRC2012_val_{number + 1:08d}.JPEG"
-            save(photographs, path, 30 + number)
-            tar.add(path, path.name)
-            val[f"{WNIDS[label]}/{path.name}"] = path.read_bytes()
-    dtype = [(name, object) for name in SYNSET]
-    synsets = [
-        (label + 1, wnid, f"name {label}, other name", "", 0, np.zeros(0), 0)
-        for label, wnid in enumerate(WNIDS)
-    ]
-    # not a leaf, so no class
-    synsets.append((4, "n00001740", "entity", "", 3, np.array([1, 2, 3]), 1))
-    devkit = work / "ILSVRC2012_devkit_t12"
-    (devkit / "data").mkdir(parents=True)
-    table = np.array(synsets, dtype=dtype).reshape(-1, 1)
-    savemat(devkit / "data" / "meta.mat", {"synsets": table})
-    lines = "".join(f"{label + 1}\n" for label in places)
-    (devkit / "data" / "ILSVRC2012_validation_ground_truth.txt").write_text(lines)
-    with tarfile.open(root / "ILSVRC2012_devkit_t12.tar.gz", "w:gz") as tar:
-        tar.add(devkit, devkit.name)
+    for wnid in WNIDS:
+        for number in range(6):
+            save(photographs, work / wnid / f"{wnid}_{number}.JPEG", number)
+        shutil.make_archive(str(work / "train" / wnid), "tar", work / wnid)
+    for number in range(1, 7):
+        save(photographs, work / f"val/ILSVRC2012_val_{number:08d}.JPEG", number)
+    devkit = work / "ILSVRC2012_devkit_t12/data"
+    devkit.mkdir(parents=True)
+    synsets = beside(__file__)
+    for synset in synsets:
+        synset["children"] = np.array(synset["children"])
+    rows = [tuple(synset.values()) for synset in synsets]
+    table = np.array(rows, dtype=[(name, object) for name in synsets[0]])
+    savemat(devkit / "meta.mat", {"synsets": table[:, None]})
+    (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n1\n2\n2\n1\n3\n")
+    shutil.make_archive(str(root / "ILSVRC2012_img_train"), "tar", work / "train")
+    shutil.make_archive(str(root / "ILSVRC2012_img_val"), "tar", work / "val")
+    shutil.make_archive(str(root / devkit.parent.name), "gztar", work, devkit.parent.name)
     for part, (name, _) in list(ARCHIVE_META.items()):
         patch.setitem(ARCHIVE_META, part, (name, md5(root / name)))
-    return val

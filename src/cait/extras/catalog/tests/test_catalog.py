@@ -7,6 +7,7 @@ import formats
 import numpy as np
 import pytest
 from modules import images_in
+from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
@@ -26,41 +27,35 @@ def set_up(*first, **settings):
 
 
 @pytest.fixture
-def archives(tmp_path, monkeypatch, photographs):
+def root(tmp_path, monkeypatch, photographs):
     root = tmp_path / "imagenet"
-    return root, formats.write_imagenet(root, monkeypatch, photographs)
+    formats.write_imagenet(root, monkeypatch, photographs)
+    return root
 
 
-def test_imagenets_archives_are_unpacked_once_and_read_as_folders(archives):
-    root, val = archives
+def test_imagenets_archives_are_unpacked_once_and_read_as_folders(root):
     assert module(root).num_classes == 3  # before `setup`, because the model is built first
     data = set_up(root)
-    assert data.class_names == list(formats.WNIDS)
+    assert data.class_names == formats.WNIDS
     assert len(data.train_images) == 18
-    assert {
-        str(path.relative_to(root / "val")): path.read_bytes() for path in root.glob("val/*/*")
-    } == val
-    theirs = datasets.ImageNet(root, "val")
-    assert [*data.val_images.samples] == theirs.samples
-    assert [label for _, label in theirs.samples] == [0, 0, 1, 1, 2, 2]
+    samples = sorted(data.val_images.samples, key=lambda sample: Path(sample[0]).name)
+    assert [label for _, label in samples] == [2, 0, 1, 1, 0, 2]  # of the devkit's list
+    assert [*data.val_images.samples] == datasets.ImageNet(root, "val").samples
     for archive in root.glob("ILSVRC2012_*"):
         archive.unlink()
     assert set_up(root).state_dict() == data.state_dict()
 
 
 @pytest.mark.parametrize("part", ["train", "devkit"])
-def test_archives_that_cannot_be_unpacked_leave_nothing(part, archives):
-    root, _ = archives
+def test_archives_that_cannot_be_unpacked_leave_nothing(part, root):
     archive = root / ARCHIVE_META[part][0]
     if part == "train":
         archive.write_bytes(archive.read_bytes()[:-2000])
     else:
         archive.unlink()
-    with pytest.raises(UserError, match=f"cannot unpack .*{archive.name}") as caught:
+    with pytest.raises(UserError, match=f"^cannot unpack .*{archive.name}.*$"):
         set_up(root)
-    assert "\n" not in str(caught.value)
-    assert not (root / ".unpacking").exists()
-    assert not (root / "train").exists()
+    assert not [*root.glob("*/")]
 
 
 # Data sets by name
@@ -81,45 +76,30 @@ def test_torchvisions_sets_are_read_by_name(
     data = set_up(f"torch/{name}", train_split=train_split, val_split="test")
     assert data.num_classes == classes
     assert len(data.train_images) == train
-    assert len(data.val_images) == 6
     images, labels = next(iter(data.train_dataloader()))
     assert images.shape == (4, 3, 32, 32)
     assert ((labels >= 0) & (labels < classes)).all()
     if name == "cifar10":
-        assert data.class_names == [f"class {number}" for number in range(10)]
-        for index, pixels in enumerate(formats.pixels(6, 0).transpose(0, 2, 3, 1)):
-            image, label = data.val_images.samples[index]
-            assert np.array_equal(np.asarray(image), pixels)
-            assert label == index
-
-
-def test_a_set_that_is_gone_is_not_downloaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"torch/stanford_cars .* cannot be downloaded"):
-        set_up("torch/stanford_cars", val_split="test", download=True)
+        assert data.class_names[9] == "class 9"
+        read, labels = zip(*data.val_images.samples, strict=True)
+        np.testing.assert_array_equal(np.stack(read), formats.pixels(6, 0).transpose(0, 2, 3, 1))
+        assert labels == (0, 1, 2, 3, 4, 5)
 
 
 def test_hugging_faces_sets_are_read_by_name(tmp_path, monkeypatch, photographs):
     pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    crops = [
-        photographs[number % 2].crop((number, number, number + 60, number + 40))
-        for number in range(8)
-    ]
-    for split, count in (("train", 8), ("test", 4)):
-        for number, crop in enumerate(crops[:count]):
-            folder = Path("sets/pets", split, ("cat", "dog")[number % 2])
-            folder.mkdir(parents=True, exist_ok=True)
-            crop.save(folder / f"{number}.png")
-    settings: dict = dict(val_split="test", data_dir=str(tmp_path / "cache"))
-    data = set_up("hfds/sets/pets", **settings)
+    for place in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        formats.save(photographs, tmp_path / "sets/pets" / place / "1.jpg", len(place))
+        formats.save(photographs, tmp_path / "sets/pets" / place / "2.jpg", len(place) + 9)
+    set_up_pets = partial(set_up, "hfds/sets/pets", data_dir=str(tmp_path / "cache"))
+    data = set_up_pets(val_split="test")
     assert data.class_names == ["cat", "dog"]
-    assert len(data.train_images) == 8
+    assert len(data.train_images) == 4
     samples = data.val_images.samples
-    found = {
-        load_image(source).tobytes(): label for source, label in map(samples.__getitem__, range(4))
-    }
-    assert found == {crop.tobytes(): number % 2 for number, crop in enumerate(crops[:4])}
+    assert [samples[index][1] for index in range(4)] == [0, 0, 1, 1]
+    last = Image.open("sets/pets/test/dog/2.jpg")
+    assert load_image(samples[3][0]).tobytes() == last.tobytes()
     for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets"):
-            set_up("hfds/sets/pets", **settings | wrong)
+            set_up_pets(**{"val_split": "test"} | wrong)

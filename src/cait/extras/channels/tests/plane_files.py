@@ -1,7 +1,6 @@
 """Files of planes, made in memory."""
 
 import struct
-import zlib
 from io import BytesIO
 
 import numpy as np
@@ -32,16 +31,3 @@ def npy(planes):
     file = BytesIO()
     np.save(file, planes)
     return file.getvalue()
-
-
-def png(planes, line_filter=b"\0"):
-    """A PNG file of 16 bits, of uint16 [height, width, 1 or 3]; Pillow writes none in color."""
-    height, width, channels = planes.shape
-    color = 0 if channels == 1 else 2
-    header = struct.pack(">IIBBBBB", width, height, 16, color, 0, 0, 0)
-    lines = b"".join(line_filter + line.astype(">u2").tobytes() for line in planes)
-    file = b"\x89PNG\r\n\x1a\n"
-    for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
-        tagged = kind + content
-        file += struct.pack(">I", len(content)) + tagged + struct.pack(">I", zlib.crc32(tagged))
-    return file

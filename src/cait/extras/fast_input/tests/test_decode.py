@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from encoded_image import encoded
 from PIL import ExifTags, Image
@@ -19,26 +20,19 @@ FASTEST = decode.choose()
 DECODERS = pytest.mark.parametrize("decoder", sorted({FASTEST, "torchvision"}))
 
 
-def many_boxes(height, width):
-    """The whole, a narrow one above, each corner's pixel, and some at random."""
+def boxes(height, width):
+    """The whole, some at random, and columns of a pixel, which nvImageCodec may decode otherwise."""
     yield 0, 0, height, width
-    yield 0, 0, max(1, height // 8), width
-    for top in (0, height - 1):
-        for left in (0, width - 1):
-            yield top, left, 1, 1
     draw = np.random.default_rng(0)
     for _ in range(8):
         top, left = draw.integers((height, width)).tolist()
         box_height, box_width = draw.integers(1, (height - top + 1, width - left + 1)).tolist()
         yield top, left, box_height, box_width
+    for left in (*range(min(width, 20)), width - 1):
+        yield height // 3, left, 1 + height // 3, 1
 
 
-def two_boxes(height, width):
-    yield 0, 0, max(1, height // 8), width
-    yield height // 3, width // 3, 1 + height // 3, 1 + width // 3
-
-
-def assert_as_pillow(data, decoder, reading=AS_SEEN, whole=False, boxes=many_boxes):
+def assert_as_pillow(data, decoder, reading=AS_SEEN, whole=False):
     """The boxes have Pillow's pixels, or even the first pixel is refused. Returns whether Pillow reads the file."""
     try:
         expected = np.asarray(load_image(BytesIO(data), "it", reading))
@@ -53,7 +47,7 @@ def assert_as_pillow(data, decoder, reading=AS_SEEN, whole=False, boxes=many_box
         pixels = image.crop((top, left, box_height, box_width))
         box = expected[top : top + box_height, left : left + box_width]
         np.testing.assert_array_equal(pixels, box)
-        pixels[:] = 0  # it is the caller's
+        torch.from_numpy(pixels)[:] = 0  # it is the caller's, and torch takes no negative strides
     return True
 
 
@@ -78,12 +72,13 @@ def files(photographs):
         mode = settings.pop("mode", "RGB")
         files[name] = encoded(photo.resize(size).convert(mode), **settings)
 
-    turned = Image.Exif()
-    turned[ExifTags.Base.Orientation] = 6
-    deep = np.arange(0, 65536, 11, dtype=np.uint16)[:5900].reshape(59, 100)
     inks = [square.convert("L").rotate(20 * ink) for ink in range(4)]
     cmyk = encoded(Image.merge("CMYK", inks))
     adobe = cmyk.index(b"Adobe")  # inverted, says this segment of 14 bytes
+    exif = Image.Exif()
+    for orientation in range(10):  # the first and the last are none
+        exif[ExifTags.Base.Orientation] = orientation
+        files[f"orientation {orientation}"] = encoded(photo, exif=exif)
     return files | {
         "440": sampled(encoded(square, subsampling=1), 0x12),
         "411": sampled(encoded(square, subsampling=2), 0x41),
@@ -91,11 +86,10 @@ def files(photographs):
         "cmyk": cmyk[: adobe - 4] + cmyk[adobe + 12 :],
         "ycck": cmyk[: adobe + 11] + b"\x02" + cmyk[adobe + 12 :],
         "first scans alone": encoded(square, progressive=True)[:1500] + decode.JPEG_END,
-        "turned": encoded(photo, exif=turned),
         "more behind": files["subsampling 2"] + b"more",
         "another behind": files["subsampling 2"] + files["quality 1"],
+        "a thumbnail": encoded(photo, exif=b"Exif\0\0" + encoded(square.resize((40, 30)))),
         "several": encoded(photo, "MPO", save_all=True, append_images=[square]),
-        "deep PNG": encoded(Image.fromarray(deep), "PNG"),
         "PPM with a comment": files["PPM"].replace(b"\n", b"\n# no more\n", 1),
     }
 
@@ -105,63 +99,17 @@ READINGS = [AS_SEEN, PUBLISHED, Reading(in_chans=1), Reading(shrink=30)]
 
 @DECODERS
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("reading", READINGS, ids=["as seen", "as published", "gray", "shrunk"])
+@pytest.mark.parametrize("reading", READINGS, ids=str)
 def test_every_kind_of_file_has_pillows_pixels(files, decoder, reading, whole):
     for name, data in files.items():
         assert assert_as_pillow(data, decoder, reading, whole), name
-
-
-def test_a_file_may_be_called_otherwise(files, tmp_path):
-    path = tmp_path / "it.png"
-    path.write_bytes(files["subsampling 2"])
-    assert open_image(str(path), "", False, FASTEST).size == (123, 89)
-
-
-@DECODERS
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("reading", [AS_SEEN, PUBLISHED])
-def test_each_orientation_is_turned_as_pillow_turns_it(photographs, decoder, progressive, reading):
-    photo = photographs[0].resize((61, 40))
-    exif = Image.Exif()
-    for orientation in range(10):  # the first and the last are none
-        exif[ExifTags.Base.Orientation] = orientation
-        data = encoded(photo, exif=exif, progressive=progressive)
-        assert assert_as_pillow(data, decoder, reading)
-        image = open_image(BytesIO(data), "it", False, decoder, reading)
-        assert image.crop((2, 3, 20, 10)).flags.c_contiguous
-
-
-@DECODERS
-def test_an_orientation_in_xmp_data_counts_and_broken_exif_data_do_not(photographs, decoder):
-    photo = photographs[0].resize((61, 40))
-    xmp = encoded(photo, xmp=b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>')
-    broken = encoded(photo, exif=b"Exif\0\0II*\0\xff\xff\xff\xff and so on")
-    for data, size in ((xmp, (40, 61)), (broken, (61, 40))):
-        assert open_image(BytesIO(data), "it", False, decoder).size == size
-        assert assert_as_pillow(data, decoder)
-
-
-@DECODERS
-@pytest.mark.parametrize("subsampling", range(3))
-def test_narrow_boxes_of_subsampled_noise(decoder, subsampling):
-    def narrow_boxes(height, width):
-        for left in range(width):
-            yield 0, left, 1, 1
-            yield 1, left, 4, 1
-            yield 7, left, 3, min(2, width - left)
-            yield height - 4, left, 4, width - left
-
-    noise = np.random.default_rng(0).integers(0, 256, (20, 19, 3), dtype=np.uint8)
-    data = encoded(Image.fromarray(noise), subsampling=subsampling, quality=95)
-    assert assert_as_pillow(data, decoder, boxes=narrow_boxes)
 
 
 def test_nvimagecodec_reads_the_common_jpegs(files):
     if FASTEST != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
     for name in ("subsampling 0", "subsampling 1", "subsampling 2", "gray", "restarts"):
-        image = open_image(BytesIO(files[name]), "", False, "nvimgcodec")
-        assert type(image) is JpegStream
+        assert isinstance(open_image(BytesIO(files[name]), "", False, FASTEST), JpegStream)
 
 
 def test_a_small_file_takes_little_memory(files):
@@ -176,26 +124,20 @@ def test_a_small_file_takes_little_memory(files):
 
 
 @DECODERS
-@pytest.mark.parametrize("name", ["subsampling 2", "progressive", "restarts", "PNG of RGBA", "PPM"])
+@pytest.mark.parametrize(
+    "name", ["subsampling 2", "progressive", "restarts", "a thumbnail", "PNG of RGBA", "PPM"]
+)
 def test_a_cut_file_is_refused_even_for_a_box_above_the_cut(files, decoder, name):
     data = files[name]
     size = len(data)
-    for length in (*range(0, size - 3, size // 15 + 1), size * 9 // 10, size - 2):
+    behind_a_thumbnail = data.index(decode.JPEG_END) + 2 if "thumbnail" in name else 0
+    lengths = range(0, size - 3, size // 15 + 1)
+    for length in (*lengths, size * 9 // 10, size - 2, behind_a_thumbnail):
         cut = data[:length]
-        is_read = assert_as_pillow(cut, decoder, boxes=two_boxes)
+        is_read = assert_as_pillow(cut, decoder)
         assert not is_read or name.startswith("PNG")  # of a PNG the last chunk holds nothing
         # An end behind the cut has Pillow take it for whole.
-        assert_as_pillow(cut + decode.JPEG_END, decoder, boxes=two_boxes)
-
-
-@DECODERS
-def test_a_file_cut_behind_its_thumbnail_is_refused(photographs, decoder):
-    content = b"Exif\0\0" + encoded(photographs[0].resize((40, 30)))
-    segment = b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content
-    assert segment.endswith(decode.JPEG_END)
-    jpeg = encoded(photographs[0].resize((123, 89)))
-    assert assert_as_pillow(jpeg[:2] + segment + jpeg[2:], decoder)
-    assert not assert_as_pillow(jpeg[:2] + segment, decoder)
+        assert_as_pillow(cut + decode.JPEG_END, decoder)
 
 
 @DECODERS
@@ -210,15 +152,14 @@ def test_damaged_bytes_are_read_or_refused_as_by_pillow(photographs, decoder):
         first, last = (0, headers_end) if seed % 2 else (headers_end, len(data))
         data[draw.integers(first, last)] = 255  # makes markers, in the scan
         data[draw.integers(first, last)] = draw.integers(256)
-        read += assert_as_pillow(bytes(data), decoder, boxes=two_boxes)
+        read += assert_as_pillow(bytes(data), decoder)
     assert 60 < read < 220
 
 
 @DECODERS
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_past_pillows_limit_all_refuse(photographs, decoder, kind, monkeypatch):
-    data = encoded(photographs[0].resize((100, 80)), kind)
+def test_past_pillows_limit_all_refuse(photographs, decoder, monkeypatch):
+    data = encoded(photographs[0].resize((100, 80)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
     assert assert_as_pillow(data, decoder)  # twice the limit
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3999)
@@ -232,8 +173,3 @@ def test_past_pillows_limit_all_refuse(photographs, decoder, kind, monkeypatch):
 )
 def test_what_is_no_image_is_refused(decoder, data, whole):
     assert not assert_as_pillow(data, decoder, whole=whole)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match=f"{tmp_path}/gone.jpg: No such file"):
-        open_image(tmp_path / "gone.jpg", "", False, FASTEST)

@@ -7,7 +7,6 @@ from itertools import islice
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from cait import ImageNetDataModule
@@ -20,32 +19,28 @@ SHAPE = (5, 6, 3)
 class Images:
     """Sample i is filled with i."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 120
 
-    def __getitem__(self, index: int) -> tuple[tuple[Tensor, None], int]:
+    def __getitem__(self, index):
         return (torch.full(SHAPE, index, dtype=torch.uint8), None), index
 
 
+def shared(places=4, size=4 * 5 * 6 * 3):
+    return SharedBatches(workers=2, places=places, size=size)
+
+
 def loader(batches, **settings):
-    return DataLoader(
-        Images(),
-        batch_size=4,
-        num_workers=2,
-        collate_fn=partial(collate, memory=batches),
-        **settings,
-    )
-
-
-def shared(places=4):
-    return SharedBatches(workers=2, places=places, size=4 * 5 * 6 * 3)
+    memory = partial(collate, memory=batches)
+    return DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=memory, **settings)
 
 
 def number(images):
     """Of the batch, which must be whole."""
-    expected = torch.arange(int(images[0, 0, 0, 0]), int(images[0, 0, 0, 0]) + 4, dtype=torch.uint8)
-    assert torch.equal(images, expected.view(-1, 1, 1, 1).expand(4, *SHAPE))
-    return int(expected[0]) // 4
+    first = int(images[0, 0, 0, 0])
+    expected = torch.stack([Images()[index][0][0] for index in range(first, first + 4)])
+    assert torch.equal(images, expected)
+    return first // 4
 
 
 def test_batches_come_through_and_their_places_are_used_again():
@@ -53,7 +48,7 @@ def test_batches_come_through_and_their_places_are_used_again():
     pointers = set()
     for turn, (images, labels, erased) in enumerate(loader(batches)):
         assert number(images) == turn
-        assert labels.tolist() == list(range(4 * turn, 4 * turn + 4))
+        assert labels.tolist() == [4 * turn, 4 * turn + 1, 4 * turn + 2, 4 * turn + 3]
         assert erased == []
         pointers.add(images.data_ptr())
     assert len(pointers) <= 8 < 30
@@ -63,16 +58,14 @@ def test_batches_come_through_and_their_places_are_used_again():
 
 
 def test_what_is_kept_of_batches_stays_as_it_is():
-    too_large = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)  # goes PyTorch's way
-    for batches in (shared(), too_large):
-        assert [number(images) for images in [images for images, *_ in loader(batches)]] == list(
-            range(30)
-        )
-    assert not too_large.taken.any()
-    parts = []
-    for images, *_ in loader(shared(places=2)):
-        parts.append(images[1, :, ::2].permute(2, 0, 1))
-    assert [int(part.unique()) for part in parts] == [4 * turn + 1 for turn in range(30)]
+    parts = [images[1, :, ::2] for images, *_ in loader(shared(places=2))]
+    assert [int(part.unique()) for part in parts] == [*range(1, 120, 4)]
+
+
+def test_batches_that_are_too_large_go_pytorchs_way():
+    batches = shared(size=4 * 5 * 6 * 3 - 1)
+    assert [number(images) for images, *_ in loader(batches)] == [*range(30)]
+    assert not batches.taken.any()
 
 
 def test_batches_of_a_pass_that_is_given_up_are_freed():
@@ -80,7 +73,7 @@ def test_batches_of_a_pass_that_is_given_up_are_freed():
     loading = loader(batches, persistent_workers=True)  # others take with them what they have sent
     for _ in range(6):
         assert [number(images) for images, *_ in islice(loading, 3)] == [0, 1, 2]
-    assert [number(images) for images, *_ in loading] == list(range(30))
+    assert [number(images) for images, *_ in loading] == [*range(30)]
     gc.collect()
     assert not batches.taken.any()
 

@@ -4,10 +4,9 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PathDistribution
 
 import pytest
-from harness import LIMIT, REPO, call
+from harness import LIMIT, REPO, call, works
 
 from cait.extras.new import verb
 
@@ -23,8 +22,7 @@ def output(*command, folder, **variables):
 def maple(tmp_path):
     """A project of one's own."""
     done = call(tmp_path, "new", "maple")
-    assert done.returncode == 0, done.stderr
-    assert "make train" in done.stdout
+    assert "make train" in done.stdout, done.stderr
     return tmp_path / "maple"
 
 
@@ -44,13 +42,6 @@ def test_it_writes_a_whole_project_under_its_name(maple):
     assert [*maple.parent.iterdir()] == [maple]  # nothing is left beside it
 
 
-def test_a_link_to_nothing_is_left_alone(tmp_path):
-    (tmp_path / "maple").symlink_to("nothing")
-    done = call(tmp_path, "new", "maple")
-    assert done.returncode == 2
-    assert "maple exists" in done.stderr
-
-
 def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
     """`ulimit -f` lets a file have 1 KiB, and the Makefile has more."""
     new = f"ulimit -f 1; exec {sys.executable} -m cait new maple"
@@ -59,22 +50,6 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
     assert "File too large" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not [*tmp_path.iterdir()]
-
-
-SOURCES = {
-    '{"url": "file:///a/clone", "dir_info": {"editable": true}}': "@ file:///a/clone",
-    '{"url": "file:///a.whl", "archive_info": {}}': "@ file:///a.whl",
-    '{"url": "https://x/y.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}': "@ git+https://x/y.git@abc",
-    "": "~= 1.2.3",
-}
-
-
-@pytest.mark.parametrize(("source", "requirement"), SOURCES.items())
-def test_the_project_depends_on_where_this_package_is_from(source, requirement, tmp_path):
-    (tmp_path / "METADATA").write_text("Name: cait-lightning\nVersion: 1.2.3\n")
-    if source:
-        (tmp_path / "direct_url.json").write_text(source)
-    assert verb.requirement_of(PathDistribution(tmp_path)) == f"cait-lightning {requirement}"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +64,6 @@ def test_its_makefile_finds_the_engine(dependencies, tmp_path):
     """Also after the user has named more packages."""
     text = (verb.PROJECT / "pyproject.toml").read_text()
     default = 'dependencies = ["cait-lightning"]'
-    assert default in text
     (tmp_path / "pyproject.toml").write_text(text.replace(default, dependencies))
     show = '--eval=show: ; @echo "$(ENGINE)"'
     makefile = verb.PROJECT / "Makefile"
@@ -107,15 +81,16 @@ def test_its_pins_are_those_of_this_repository():
 def run_tests(project, folder):
     pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     source = f"{project}/src{os.pathsep}{REPO}/src"
-    done = output(
-        *pytest_there,
-        f"--rootdir={folder}",
-        project / "tests",
-        folder=folder,
-        PYTHONPATH=source,
-        PYTHONDONTWRITEBYTECODE="1",
+    works(
+        output(
+            *pytest_there,
+            f"--rootdir={folder}",
+            project / "tests",
+            folder=folder,
+            PYTHONPATH=source,
+            PYTHONDONTWRITEBYTECODE="1",
+        )
     )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow  # CI runs them from a wheel on every push

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from cait.extras.features import USUAL, held_out, solve
+from cait.extras.features import USUAL, solve
 
 CLASSES = 4
 
@@ -27,6 +27,12 @@ def labels(features):
     return (torch.from_numpy(scores) + noise).argmax(1)
 
 
+@pytest.fixture(scope="module")
+def rows(features):
+    """The same on one scale, as scikit-learn needs them."""
+    return StandardScaler().fit_transform(features.double())
+
+
 def logits(head, features):
     return features.double() @ head.weight.double().T + head.bias
 
@@ -36,20 +42,17 @@ def scikit_learn(strength):
 
 
 @pytest.mark.parametrize("of_class", [[1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 5.0, 1.0]])
-def test_the_head_is_scikit_learns(of_class, features, labels):
+def test_the_head_is_scikit_learns(of_class, features, labels, rows):
     weights = torch.tensor(of_class)[labels]
-    is_weighted = max(of_class) > 1
-    head = solve(features, labels, CLASSES, weights if is_weighted else None)
-    rows = StandardScaler().fit_transform(features.double())
-    oracle = scikit_learn(head.strength).fit(rows, labels, (weights / weights.mean()).numpy())
+    head = solve(features, labels, CLASSES, weights if max(of_class) > 1 else None)
+    oracle = scikit_learn(head.strength).fit(rows, labels, weights / weights.mean())
     ours = logits(head, features).softmax(1).numpy()
     assert np.abs(ours - oracle.predict_proba(rows)).max() < 0.01
 
 
-def test_several_labels_are_solved_one_against_the_rest(features, labels):
+def test_several_labels_are_solved_one_against_the_rest(features, labels, rows):
     several = torch.stack([labels < 2, labels % 2 == 0], dim=1)
     head = solve(features, several.float(), 2)
-    rows = StandardScaler().fit_transform(features.double())
     oracle = OneVsRestClassifier(scikit_learn(head.strength)).fit(rows, several)
     ours = logits(head, features).sigmoid().numpy()
     assert np.abs(ours - oracle.predict_proba(rows)).max() < 0.01
@@ -61,18 +64,11 @@ def test_the_strength_suits_rows_that_were_held_out(features, labels):
     assert of_noise.strength < solve(features, labels, CLASSES).strength
 
 
-def test_of_each_class_one_of_five_is_held_out_and_never_the_last():
-    labels = torch.tensor([0] * 10 + [1] * 5 + [2] * 4 + [3])
-    counts = torch.bincount(labels[held_out(labels)], minlength=4)
-    assert counts.tolist() == [2, 1, 0, 0]
-
-
 def test_classes_of_one_image_and_of_none_are_solved():
     # the second value tells nothing
     features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]])
     head = solve(features, torch.tensor([0, 0, 0, 1]), 3)
     assert head.strength == USUAL
-    assert torch.isfinite(head.weight).all()
     scores = logits(head, features)
     assert scores[:, 2].max() < scores[:, :2].min()
 

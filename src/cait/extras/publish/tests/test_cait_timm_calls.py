@@ -1,35 +1,29 @@
 """What is written for timm's networks works on a CaiT: each call beside timm's own CaiT with the same weights."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import timm
 import torch
+from harness import table
 from networks import needs_ablations, random_network
 from timm.models._features import FeatureGetterNet
 
-SIZES: dict[str, Any] = dict(
-    img_size=16, num_classes=7, embed_dim=16, depth=4, num_heads=2, patch_size=4
-)
+SIZES: dict = dict(img_size=16, num_classes=7, embed_dim=16, depth=4, num_heads=2, patch_size=4)
 IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 same = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-ATTRIBUTES = ["num_features", "embed_dim", "head_hidden_size", "num_prefix_tokens"]
-ATTRIBUTES += ["num_classes", "global_pool", "feature_info"]
+ATTRIBUTES = """
+    num_features embed_dim head_hidden_size num_prefix_tokens num_classes global_pool feature_info
+"""
 
 
-def with_head(pool, model):
+def with_head(model, pool):
     torch.manual_seed(0)
     model.reset_classifier(5, pool)
     tokens = model.forward_features(IMAGES)
     assert model.get_classifier() is model.head
-    return [
-        model.num_classes,
-        tokens,
-        model.forward_head(tokens),
-        model.forward_head(tokens, pre_logits=True),
-        model(IMAGES),
-    ]
+    pooled = model.forward_head(tokens, pre_logits=True)
+    return [model.num_classes, tokens, pooled, model.forward_head(tokens), model(IMAGES)]
 
 
 def without_head(model):
@@ -37,38 +31,29 @@ def without_head(model):
     return [model.num_classes, model(IMAGES)]
 
 
-def intermediates(arguments, model):
+def intermediates(model, **arguments):
     return model.forward_intermediates(IMAGES, **arguments)
 
 
-def features(indices, prune, model):
-    getter = FeatureGetterNet(model, out_indices=indices, prune=prune)
+def features(model, **arguments):
+    getter = FeatureGetterNet(model, **arguments)
     names = [name for name in model.state_dict() if not name.startswith("cls_token")]
     return [getter(IMAGES), getter.feature_info.channels(), len(model.blocks), len(names)]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        *[partial(with_head, pool) for pool in (None, "token", "avg", "")],
-        partial(without_head),
-        partial(intermediates, {}),
-        partial(intermediates, dict(indices=2, norm=True)),
-        partial(intermediates, dict(indices=[0, -2], stop_early=True)),
-        partial(intermediates, dict(indices=(1,), output_fmt="NLC", intermediates_only=True)),
-        partial(features, (1, 3), False),
-        partial(features, (0, 2), True),
-    ],
-    ids=lambda call: f"{call.func.__name__} {call.args}",
-)
+DOES = {does.__name__: does for does in (with_head, without_head, intermediates, features)}
+
+
+@pytest.mark.parametrize("case", table(__file__, "calls"))
 @torch.no_grad()
-def test_a_call_gives_what_it_gives_on_timms_network(call):
+def test_a_call_gives_what_it_gives_on_timms_network(case):
     ours = random_network(**SIZES).eval()
     theirs = timm.create_model("cait_xxs24_224", **SIZES).eval()
     theirs.load_state_dict(ours.state_dict())
-    for name in ATTRIBUTES:
+    for name in ATTRIBUTES.split():
         assert getattr(ours, name) == getattr(theirs, name), name
-    same(call(ours), call(theirs))
+    does = DOES[case["does"]]
+    same(does(ours, **case["with"]), does(theirs, **case["with"]))
 
 
 def test_activations_are_computed_again_with_the_same_gradients():

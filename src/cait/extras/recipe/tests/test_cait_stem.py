@@ -7,6 +7,7 @@ import timm
 import timm.models.xcit
 import torch
 from networks import step
+from same import same
 from torch import nn
 
 import cait
@@ -38,11 +39,8 @@ def test_any_patch_size_gives_as_many_tokens_as_the_patches(stem, img_size, patc
 
 
 def convolution(before, width, stride):
-    return [
-        nn.Conv2d(before, width, 3, stride, 1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-    ]
+    convolution = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+    return [convolution, nn.BatchNorm2d(width), nn.ReLU()]
 
 
 @pytest.mark.parametrize(("patch_size", "widths"), [(16, [16, 16, 32, 64]), (4, [32, 64])])
@@ -58,17 +56,13 @@ def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_
     torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
 
 
-def convolutions(module):
-    return [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.BatchNorm2d)]
-
-
 @pytest.mark.parametrize("patch_size", [8, 16])
 def test_the_convolutions_of_a_stem_are_those_of_timms_xcit(patch_size):
     """XCiT has them without the ReLU and the projection at the end."""
     stem = with_stem("conv", 64, patch_size, embed_dim=64).patch_embed
     xcit = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
-    for ours, theirs in zip(convolutions(stem.layers), convolutions(xcit), strict=True):
-        theirs.load_state_dict(ours.state_dict())
+    weights = zip(xcit.state_dict(), stem.layers.state_dict().values(), strict=True)
+    xcit.load_state_dict(dict(weights))
     images = torch.randn(2, 3, 64, 64)
     for training in (True, False):  # in evaluation with the statistics of the pass before
         expected = xcit.train(training)(images)[0].relu()
@@ -81,8 +75,7 @@ def test_the_weights_of_a_stem_fit_another_resolution_and_no_other_stem(tmp_path
     torch.save(model.state_dict(), path)
     larger = with_stem("conv", 48)
     assert load_weights(larger, path) == ["positions resized from 16 to 36 patches"]
-    for name, weight in model.patch_embed.state_dict().items():
-        assert torch.equal(larger.patch_embed.state_dict()[name], weight)
+    assert same(larger.patch_embed.state_dict(), model.patch_embed.state_dict())
     for other in (with_stem("patch"), with_stem("conv", patch_size=4)):
         with pytest.raises(UserError, match="patch_embed"):
             load_weights(other, path)

@@ -4,16 +4,15 @@ import re
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
 import timm
 import torch
-import yaml
 from class_folders import fill
 from golden import is_there
-from harness import LIMIT
+from harness import LIMIT, parsed, table
 from safetensors.torch import save_file
 
 from cait.cli import main
@@ -24,7 +23,6 @@ from cait.extras.recipe.weights import weights_of
 from cait.run.program import Program
 from cait.train.module import CaiTModule
 
-CASES = Path(__file__).with_name("weights.yaml")
 ENTRY = "tf_efficientnet_lite0.in1k"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 PREPARED = {
@@ -38,49 +36,38 @@ PREPARED = {
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache, and a hub that takes connections and never answers."""
-    silent = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-    huggingface_hub.close_session()  # it has read the proxies of the test before
-    settings = {
-        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
-        "ENDPOINT": address,
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-    }
-    for name, value in settings.items():
-        monkeypatch.setattr(huggingface_hub.constants, name, value)
-    monkeypatch.setattr(weights, "WAIT", LIMIT)
-    yield tmp_path / "hub"
-    silent.close()
+    hub = huggingface_hub.constants
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        huggingface_hub.close_session()  # it has read the proxies of the test before
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(hub, "ENDPOINT", address)
+        monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(weights, "WAIT", LIMIT)
+        yield tmp_path / "hub"
 
 
 @pytest.fixture
-def asked(cache, monkeypatch):
+def download(cache, monkeypatch):
     """What a hub that has everything is asked for."""
-    requests: list[str] = []
-
-    def metadata(url, timeout):
-        requests.append(url)
-        return SimpleNamespace(size=18.8e6)
-
-    def download(repository, file):
-        requests.append(f"{repository}/{file}")
-
+    metadata = Mock(return_value=Mock(size=18.8e6))
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    download = Mock()
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    return requests
+    return download
 
 
-def test_the_hub_is_asked_for_the_usual_weights(asked, capfd):
-    usual, reason = weights_of("", {}, False)
-    assert usual is not None, reason
+def test_the_hub_is_asked_for_the_usual_weights(download, capfd):
+    usual, _ = weights_of("", {}, False)
     named = {"model.pretrained": True, "model.name": f"timm/{ENTRY}"}
     assert usual.settings == named | PREPARED
     about = f"timm's {ENTRY}, 18.8 MB from http"
     assert usual.name.startswith(about)
     assert usual.name.endswith("license apache-2.0")
     assert capfd.readouterr().err.startswith(f"fetching {about}")
-    assert asked[-1] == f"timm/{ENTRY}/model.safetensors"
+    download.assert_called_with(f"timm/{ENTRY}", "model.safetensors")
     assert weights_of("", named, False)[0].settings == usual.settings
 
 
@@ -104,14 +91,14 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
     assert weights_of("none", {}, False) == (None, "")
 
 
-@pytest.mark.parametrize("case", yaml.safe_load(CASES.read_text()), ids=str)
-def test_the_machine_chooses_published_weights_unless_they_are_named(case, asked):
+@pytest.mark.parametrize("case", table(__file__, "published"))
+def test_the_machine_chooses_published_weights_unless_they_are_named(case, download):
     if not is_there(case.get("needs", "")):
         pytest.skip("CaiT has been deleted")
     from_hub, reason = weights_of("", case["given"], case.get("has_gpu", False))
-    if from_hub is None:
-        assert reason == case["none"]
-        assert asked == []
+    if "none" in case:
+        assert (from_hub, reason) == (None, case["none"])
+        download.assert_not_called()
     else:
         entry = case["starts_from"]
         assert from_hub.name.startswith(f"timm's {entry}")
@@ -144,23 +131,21 @@ def photos(tmp_path, monkeypatch):
 
 def test_a_run_starts_from_the_cache_without_a_network(cache, photos, monkeypatch, caplog):
     folder = cache / f"models--timm--{ENTRY}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(REVISION)
     snapshot = folder / "snapshots" / REVISION
     snapshot.mkdir(parents=True)
     save_file(timm.create_model(ENTRY).state_dict(), snapshot / "model.safetensors")
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(REVISION)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)  # nobody is asked
     cached, _ = weights_of("", {}, False)
     assert "from the Hugging Face cache" in cached.name
     main(["fit", "--baselines=false", *(f"--{name}={value}" for name, value in photos.items())])
-    config = yaml.safe_load(Path("logs/photos/config.yaml").read_text())
-    assert config["model"]["name"] == f"timm/{ENTRY}"
-    assert config["model"]["pretrained"] is True
+    config = parsed(Path("logs/photos/config.yaml"))
     assert config["data"]["mean"] == [0.5, 0.5, 0.5]
     assert f"weights from timm's {ENTRY}; the head starts anew" in caplog.text
 
 
-def test_a_process_that_lightning_starts_asks_nobody(asked, photos, monkeypatch):
+def test_a_process_that_lightning_starts_asks_nobody(download, photos, monkeypatch):
     monkeypatch.setenv(arguments.CHOSEN, "{}")
     monkeypatch.setattr(arguments.Trial, "takes_head", lambda *_: False)  # there are no weights
     line = Line("fit", [])
@@ -168,23 +153,20 @@ def test_a_process_that_lightning_starts_asks_nobody(asked, photos, monkeypatch)
     photos["model.name"] = "timm/test_efficientnet"
     first = line.steps[0](photos)
     assert first["model.pretrained"] is True
-    asked.clear()
     monkeypatch.setattr(arguments, "survey", None)  # nothing is looked at again
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert line.steps[0](photos) == first
-    assert asked == []
+    download.assert_called_once()
 
 
 class Scaled(CaiTModule):
-    def forward(self, images: Any) -> Any:
+    def forward(self, images):
         return 2 * super().forward(images)
 
 
-def test_a_run_of_a_module_of_ones_own_gives_its_network_alone(tmp_path, monkeypatch, capfd):
+def test_a_run_of_a_module_of_ones_own_gives_its_network_alone(trained, monkeypatch, capfd):
     module = Scaled(img_size=8, num_classes=7, fields={"depth": 1, "patch_size": 4})
     loaded = SimpleNamespace(name="xxs24", module=module)
-    monkeypatch.setattr("cait.cli.saved.run_settings", lambda _: {"model": {"name": "xxs24"}})
-    monkeypatch.setattr("cait.cli.saved.data_settings", lambda _: {})
     monkeypatch.setattr(weights, "from_checkpoint", lambda *_: loaded)
-    assert weights.from_run(Path("x.ckpt"), tmp_path).name == "x.ckpt"
+    assert weights.from_run(Path("x.ckpt"), trained).name == "x.ckpt"
     assert "the network alone, without forward of Scaled" in capfd.readouterr().err

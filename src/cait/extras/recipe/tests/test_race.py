@@ -7,21 +7,19 @@ from string import Template
 import pytest
 import timm
 import torch
-import yaml
 from class_folders import fill_with_few
-from harness import LIMIT, checkpoint, rows, start
+from harness import LIMIT, checkpoint, parsed, rows, start, table
 from modules import images_in
 from networks import needs_cait
 from same import same
 
 from cait.cli import main
-from cait.extras.recipe.race import SCRATCH, enter, noise, share, unlikeness, verdict
+from cait.extras.recipe.race import SCRATCH, enter, unlikeness, verdict
 from cait.extras.recipe.rules import Recipe
 from cait.loops import Position
 from cait.model.config import VARIANTS
 
 SETTINGS = Path(__file__).with_name("race.yaml").read_text()
-LINES = yaml.safe_load(Path(__file__).with_name("race_lines.yaml").read_text())
 LITTLE, MUCH = 1e-3, 1e9
 """Seconds of the run from scratch: it is judged after its first epoch, or once it is ahead."""
 
@@ -59,7 +57,7 @@ def fit(name, *race):
 
 
 def config(run):
-    return yaml.safe_load((run / "config.yaml").read_text())
+    return parsed(run / "config.yaml")
 
 
 def assert_alike(run, other):
@@ -82,9 +80,8 @@ def test_the_solved_head_goes_on_as_if_there_had_been_no_race(here, caplog):
 
 @needs_cait  # a small ViT learns nothing in three epochs
 def test_the_run_from_scratch_takes_the_place_and_goes_on(here, caplog):
-    won = fit(
-        SCRATCH, "blind.pth", MUCH, -1, "0.000001"
-    )  # a name like that of the folder inside it
+    # a name like that of the folder inside it
+    won = fit(SCRATCH, "blind.pth", MUCH, -1, "0.000001")
     assert "race won by scratch: val/acc1 of the solved head 10" in caplog.text
     settings = config(won)
     assert settings["model"]["name"] == "xxs24"
@@ -111,12 +108,12 @@ def test_what_is_given_is_for_the_run_from_scratch_too(here):
     assert config(Path("logs/again"))["race"] is None
 
 
-@pytest.mark.parametrize("case", LINES["lines"], ids=str)
+@pytest.mark.parametrize("case", table(__file__, "lines"))
 def test_a_line_says_whether_there_is_a_race(case):
-    recipe = Recipe(case["given"], None, 3.0)
+    minutes = case.get("minutes", 3.0)
+    recipe, scratch = (Recipe(case["given"], None, minutes) for _ in range(2))
     recipe.take_all(case["from_weights"])
-    scratch = Recipe(case["given"], None, 3.0)
-    scratch.take_all({"trainer.max_epochs": case["epochs"], "plan_minutes": 3.0})
+    scratch.take_all({"trainer.max_epochs": case["epochs"], "plan_minutes": minutes})
     enter(recipe, scratch, True)
     assert recipe.lines == [("race", case["line"])]
     assert ("race" in recipe.settings) == case["races"]
@@ -125,10 +122,10 @@ def test_a_line_says_whether_there_is_a_race(case):
 def test_a_network_that_has_seen_the_images_is_near_to_them(here):
     data = images_in("few", eval_batch_size=200)
     data.setup("fit")
-    samples = data.train_images.samples
-    data.predict_samples = samples
+    samples = data.predict_samples = data.train_images.samples
     network = timm.create_model("test_efficientnet", bn_momentum=1.0).train()
-    network(next(iter(data.predict_dataloader()))[0])
+    images, _ = next(iter(data.predict_dataloader()))
+    network(images)
     others = images_in("few", mean=(0.9, 0.9, 0.9))
     cpu = torch.device("cpu")
     assert unlikeness(network, samples, data, cpu) < 0.1
@@ -137,18 +134,10 @@ def test_a_network_that_has_seen_the_images_is_near_to_them(here):
     assert unlikeness(without, samples, others, cpu) is None
 
 
-@pytest.mark.parametrize("case", LINES["verdicts"], ids=str)
+@pytest.mark.parametrize("case", table(__file__, "verdicts"))
 def test_who_is_ahead_by_more_than_the_noise_wins(case):
     winner = verdict(case["head"], case["scratch"], 80, case["part"], case["epochs"])
     assert winner == case["winner"]
-
-
-def test_the_noise_of_two_shares():
-    assert noise(0.5, 0.5, 100) == pytest.approx(0.0707, abs=1e-4)
-
-
-def test_scratch_has_a_smaller_part_of_a_longer_time():
-    assert [round(share(minutes) / 60 / minutes, 2) for minutes in (1, 3, 10)] == [0.3, 0.3, 0.16]
 
 
 @needs_cait
@@ -176,16 +165,16 @@ def test_a_kill_while_one_run_takes_the_place_of_the_other_loses_nothing(moved, 
     moves = []
 
     def killed(source, target):
-        if SCRATCH in source.parts and SCRATCH not in Path(target).parts:
+        if SCRATCH in source.parts and SCRATCH not in target.parts:
             moves.append(source)
             if len(moves) > moved:
                 raise KeyboardInterrupt
         return replace(source, target)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
-        with pytest.raises(SystemExit):
-            fit("cut", "blind.pth", MUCH)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(SystemExit):
+        fit("cut", "blind.pth", MUCH)
+    monkeypatch.setattr(Path, "replace", replace)
     main(["resume", "cut"])
     assert_alike(Path("logs/cut"), whole)
 
@@ -204,7 +193,7 @@ def test_two_processes_race_too(weights, seconds, winner, here):
         return job.returncode
 
     write(weights, seconds, 12)
-    settings = yaml.safe_load(Path("race.yaml").read_text())
+    settings = parsed(Path("race.yaml"))
     for run in (settings, settings["race"]["settings"]):
         run["trainer"] |= {"devices": 2, "strategy": "ddp"}
         run["data"]["batch_size"] = 10

@@ -2,22 +2,24 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
-import yaml
-from harness import LIMIT, SMALL, start
+from harness import LIMIT, SMALL, parsed, start
 from runs import torchrun
+from torch.utils.data import DataLoader
 
 from cait import cores
-from cait.extras.rehearse import keeper, measure, memory, report, verb
+from cait.extras.rehearse import keeper, measure, report
 
-TABLE = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text())
+TABLE = parsed(Path(__file__).with_name("figures.yaml"))
 
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: str(row["changed"]))
@@ -32,28 +34,13 @@ def test_the_table(capsys):
     assert "no: a line" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("times", "batches", "seconds"),
-    [([100.0, 105.0, 105.5, 106.0], 21, 15), ([100.0, 105.0], 1, 5), ([], 0, 0)],
-)
-def test_a_validation_is_as_long_as_its_first_batches_say(times, batches, seconds):
-    assert measure.validation_seconds(times, batches) == seconds
-
-
-class Loader:
-    """It gives ten batches, and keeps four of them ready."""
-
-    num_workers, prefetch_factor = 2, 2
-
-    def __len__(self) -> int:
-        return 10
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
+def batches_of_ten():
+    """Of which the loader keeps four ready."""
+    return measure.Batches(DataLoader(range(10), batch_size=None, num_workers=2))
 
 
 def test_an_epoch_keeps_its_length_when_what_is_ready_is_left_out():
-    batches = measure.Batches(Loader())
+    batches = batches_of_ten()
     seen = []
     for batch in batches:
         seen.append(batch)
@@ -63,65 +50,12 @@ def test_an_epoch_keeps_its_length_when_what_is_ready_is_left_out():
 
 
 def test_a_batch_is_given_again_and_again():
-    batches = measure.Batches(Loader())
-    iterator = iter(batches)
-    next(iterator)
-    batches.repeats = True
-    assert [next(iterator) for _ in range(20)] == [0] * 20
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A folder for /proc and the groups of processes."""
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
-    return tmp_path
-
-
-def write(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-
-
-@pytest.mark.usefixtures("machine")
-def test_where_nothing_is_said_memory_has_no_limit():
-    assert memory.left() == float("inf")
-
-
-def test_the_memory_left_is_that_of_the_tightest_group(machine):
-    of_machine = {
-        "proc/meminfo": "MemTotal:  9 kB\nMemAvailable:    8000 kB\n",
-        "proc/self/cgroup": "1:cpu:/\n0::/job/step\n",
-        "groups/job/step/memory.max": "max\n",
-    }
-    write(machine, of_machine)
-    assert memory.left() == 8_192_000
-    of_job = {
-        "memory.max": "5000\n",
-        "memory.current": "4500\n",
-        "memory.stat": "anon 1\ninactive_file 300\n",
-    }
-    write(machine / "groups/job", of_job)
-    assert memory.left() == 800
-
-
-@pytest.mark.parametrize(
-    ("status", "output", "line"),
-    [
-        (
-            2,
-            "a\ncait: error: out of memory: less; to continue: cait resume x\nb\n",
-            "out of memory: less",
-        ),
-        (-9, "a\n", "killed by signal 9: memory ran out, or it hung"),
-        (-6, "Fatal Python error\n", "Fatal Python error"),
-        (1, "", ""),
-    ],
-)
-def test_the_line_of_a_process_that_failed(status, output, line, tmp_path):
-    (tmp_path / "output.txt").write_text(output)
-    assert verb.last_line(status, tmp_path / "output.txt") == line
+    batches = batches_of_ten()
+    seen = []
+    for batch in islice(batches, 20):
+        seen.append(batch)
+        batches.repeats = True
+    assert seen == [0] * 20
 
 
 def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path):
@@ -130,7 +64,6 @@ def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path):
     first, last = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
     command = [sys.executable, "-IS", keeper.__file__, str(folder)]
     job = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert job.stdin
     job.stdin.write(f"{first.pid}\n{last.pid}\n")
     job.stdin.flush()
     time.sleep(0.5)  # it starts
@@ -145,22 +78,21 @@ def test_the_keeper_ends_the_group_and_removes_the_folder(tmp_path):
     first.wait()
 
 
+REHEARSED = "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse"
+COUNTED = dict(steps=660, steps_an_epoch=22, images_a_step=64, validations_an_epoch=1)
+
+
 def test_a_run_is_measured_and_then_stopped(cait, tmp_path, monkeypatch):
     task = dict(folder=str(tmp_path), phase="test", seconds=0.2, actions={"2": ["save", "measure"]})
     monkeypatch.setenv(measure.TASK, json.dumps(task))
-    words = [
-        "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse",
-        "--trainer.num_sanity_val_steps=4",
-        "--model.lr_base_size=512",  # the rate follows from what the loader says of its batches
-    ]
-    done = cait("fit", *SMALL, "--run_name=test", *words)
+    # the rate follows from what the loader says of its batches
+    words = ["--trainer.num_sanity_val_steps=4", "--model.lr_base_size=512"]
+    done = cait("fit", *SMALL, REHEARSED, *words)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    figures = json.loads((tmp_path / "test.json").read_text())
+    figures = parsed(tmp_path / "test.json")
     assert [*figures["bits"]] == ["2"]
-    assert figures["steps"] == 30 * 22
-    assert figures["steps_an_epoch"] == 22
-    assert figures["images_a_step"] == 64
-    assert figures["validations_an_epoch"] == 1
+    counted = {name: figures[name] for name in COUNTED}
+    assert counted == COUNTED
     assert 0 < figures["step_seconds"][1] < 10
     assert 0 <= figures["waiting_shares"][0] < 1
     assert figures["validation_seconds"] > 0
@@ -171,8 +103,7 @@ def test_a_run_is_measured_and_then_stopped(cait, tmp_path, monkeypatch):
 def test_a_run_that_is_too_short_is_refused(cait, monkeypatch):
     task = dict(actions={}, phase="", folder="", seconds=1)
     monkeypatch.setenv(measure.TASK, json.dumps(task))
-    callback = "--trainer.callbacks+=cait.extras.rehearse.measure.Rehearse"
-    done = cait("fit", *SMALL, callback, "--trainer.max_steps=19")
+    done = cait("fit", *SMALL, REHEARSED, "--trainer.max_steps=19")
     assert done.returncode == 2
     assert "a rehearsal needs a run of 20 steps or more" in done.stderr
 
@@ -180,16 +111,11 @@ def test_a_run_that_is_too_short_is_refused(cait, monkeypatch):
 # Whole rehearsals
 
 
-def rehearse(place, *words, **started):
-    """The status, and what is printed."""
-    job = start(place, "rehearse", *words, **started)
+def rehearse(place, *words, command=()):
+    """The status, what is printed, and the table in it."""
+    job = start(place, "rehearse", *words, command=command)
     output = job.communicate(timeout=LIMIT)[0]
-    return job.returncode, output
-
-
-def table(output):
-    lines = [line.strip("│\n").split("│") for line in output.splitlines() if line.startswith("│")]
-    return {name.strip(): text.strip() for name, text in lines}
+    return job.returncode, output, dict(re.findall("^│ (.+?) +│ (.+?) +│$", output, re.M))
 
 
 def left_in(place):
@@ -205,9 +131,9 @@ def left_in(place):
 )
 @pytest.mark.usefixtures("cait")
 def test_a_whole_rehearsal(words, command, processes, tmp_path):
-    status, output = rehearse(tmp_path, *SMALL, *words, "--minutes=0.1", command=command)
+    words = [*SMALL, *words, "--minutes=0.1"]
+    status, output, rows = rehearse(tmp_path, *words, command=command)
     assert status == 0, output
-    rows = table(output)
     assert rows["will it fit?"].startswith("yes: memory")
     goes_on = "yes: it goes on with the same bits"
     assert rows["can I stop it at any time?"].startswith(f"{goes_on}; it ended")
@@ -247,8 +173,7 @@ WORDS = [word for word in SMALL if not word.startswith("--model.fields.")]
 def test_a_slow_loader_and_other_bits_are_told(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     own = ["--model.name=own:Draws", "--model.fields=null", "--data.augment_ops=[own:sleepy]"]
-    _, output = rehearse(tmp_path, *WORDS, *own, "--minutes=0.1")
-    rows = table(output)
+    _, output, rows = rehearse(tmp_path, *WORDS, *own, "--minutes=0.1")
     assert rows["what is slow?"].startswith("the loader: "), output
     assert rows["can I stop it at any time?"].startswith("yes, but it goes on with other bits")
 
@@ -258,7 +183,7 @@ def test_a_slow_loader_and_other_bits_are_told(tmp_path):
 def test_a_run_that_does_not_fit_ends_in_a_line(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     own = ["--model.name=own:too_large", "--model.fields=null"]
-    status, output = rehearse(tmp_path, *WORDS, *own)
+    status, output, _ = rehearse(tmp_path, *WORDS, *own)
     assert status == 2
     assert output.splitlines()[-1].startswith("cait: error: the run does not fit: "), output
     assert left_in(tmp_path) == []
@@ -266,13 +191,8 @@ def test_a_run_that_does_not_fit_ends_in_a_line(tmp_path):
 
 def group_lives(folder):
     """Whether a process works for a folder."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if folder.name.encode() in path.read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
+    processes = psutil.process_iter(["cmdline"])
+    return any(folder.name in str(process.info["cmdline"]) for process in processes)
 
 
 @pytest.mark.slow

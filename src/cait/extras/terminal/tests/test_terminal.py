@@ -10,7 +10,7 @@ from cait.cores import discard
 from cait.extras.terminal.output import GuardedOutput
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def hangup():
     """The handler of before comes back."""
     before = signal.getsignal(signal.SIGHUP)
@@ -35,21 +35,18 @@ def print_under_guard():
             discard(stream)
 
 
-@pytest.mark.usefixtures("hangup")
 def test_a_run_whose_output_goes_gets_the_signal_of_a_closed_terminal():
-    heard: list[int] = []
+    heard = []
     signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     print_under_guard()
     assert heard == [signal.SIGHUP]
 
 
-@pytest.mark.usefixtures("hangup")
 def test_a_run_under_nohup_goes_on():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     print_under_guard()
 
 
-@pytest.mark.usefixtures("hangup")
 def test_a_program_that_does_not_heed_the_signal_ends():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with pytest.raises(BrokenPipeError):

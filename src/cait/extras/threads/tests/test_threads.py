@@ -1,7 +1,5 @@
 """A small network trains with one thread on the CPU."""
 
-from typing import Any
-
 import pytest
 import torch
 from harness import SMALL
@@ -14,7 +12,7 @@ from cait.extras.threads import callback
 class Threads(Callback):
     """Print how many threads a step runs with."""
 
-    def on_train_batch_start(self, *_: Any):
+    def on_train_batch_start(self, *_):
         print("threads:", torch.get_num_threads())
 
 

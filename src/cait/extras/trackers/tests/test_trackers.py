@@ -1,11 +1,9 @@
 """W&B, MLflow and Comet: one id through resumes."""
 
-import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from harness import SMALL, python
+from harness import SMALL, call, ended, parsed, python, works
 from mlflow.tracking import MlflowClient
 
 from cait import disk
@@ -22,28 +20,23 @@ def store(tmp_path, monkeypatch):
     return address
 
 
-def test_a_resumed_run_goes_on_in_mlflow_under_its_id(cait, tmp_path, store):
-    words = [
-        *SMALL,
-        "--trainer.max_steps=3",
-        "--trainer.log_every_n_steps=1",
-        "--trainer.limit_val_batches=0",
-        "--data.num_workers=0",
-    ]
-    for command in (
-        ["fit", *words, "--run_name=one", "--logger=mlflow"],
-        ["resume", "one", "--trainer.max_steps=5", "--model.lr=1e-4"],
-    ):
-        done = cait(*command)
-        assert done.returncode == 0, done.stderr
+SHORT = """
+    --trainer.max_steps=3 --trainer.log_every_n_steps=1 --trainer.limit_val_batches=0 --data.num_workers=0
+    --logger=mlflow
+"""
+
+
+@pytest.mark.usefixtures("cait")
+def test_a_resumed_run_goes_on_in_mlflow_under_its_id(tmp_path, store):
+    run = ended(tmp_path, "one", [*SMALL, *SHORT.split()])
+    works(call(tmp_path, "resume", "one", "--trainer.max_steps=5", "--model.lr=1e-4"))
     client = MlflowClient(store)
     [experiment] = client.search_experiments(filter_string="name = 'cait'")
-    [run] = client.search_runs([experiment.experiment_id])
-    assert run.info.run_name == "one"
-    assert run.info.status == "FINISHED"
-    assert run.data.params["lr"] == "0.002"
-    number = run.info.run_id
-    assert number == json.loads((tmp_path / "logs/one/mlflow.json").read_text())["id"]
+    [tracked] = client.search_runs([experiment.experiment_id])
+    assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
+    assert tracked.data.params["lr"] == "0.002"
+    number = tracked.info.run_id
+    assert number == parsed(run / "mlflow.json")["id"]
     steps = [metric.step for metric in client.get_metric_history(number, "train/loss")]
     assert steps == [*range(5)]
 
@@ -90,23 +83,17 @@ main(["fit", "--logger=comet"])
 def test_a_run_inside_another_is_not_tracked(tmp_path):
     """One from scratch that races: if it takes the other's place, it goes on under the id that this has."""
     (tmp_path / "config.yaml").touch()
-    run: Any = SimpleNamespace(
-        config=SimpleNamespace(logger="mlflow", logger_args={}),
-        trainer=SimpleNamespace(logger=True, fast_dev_run=False),
-        folder=tmp_path / "scratch",
-        first_step=0,
-    )
+    config = SimpleNamespace(logger="mlflow", logger_args={})
+    trainer = SimpleNamespace(logger=True, fast_dev_run=False)
+    run = SimpleNamespace(config=config, trainer=trainer, folder=tmp_path / "scratch")
     assert callbacks(run) == []
-    assert not (tmp_path / "scratch").exists()
 
 
 def test_wandb_offline_keeps_its_id(tmp_path):
     pytest.importorskip("wandb")
     folder = tmp_path / "one"
-    first = tracker("wandb", {"offline": True}, folder)
-    first.experiment.finish()
-    disk.check_inside(folder)  # although it has a link to the user's cache
-    again = tracker("wandb", {"offline": True}, folder)
-    again.experiment.finish()
-    number = json.loads((folder / "wandb.json").read_text())["id"]
-    assert first.version == again.version == number
+    for _ in range(2):
+        logger = tracker("wandb", {"offline": True}, folder)
+        logger.experiment.finish()
+        disk.check_inside(folder)  # although it has a link to the user's cache
+        assert logger.version == parsed(folder / "wandb.json")["id"]
