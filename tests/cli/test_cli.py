@@ -33,12 +33,20 @@ def test_a_run_leaves_everything_in_its_folder(trained):
 def test_the_best_checkpoint_says_what_the_weights_scored_that_did_not_choose_it(trained):
     [raw] = [float(row["val/acc1"]) for row in rows(trained) if row["val/acc1"]]
     states = checkpoint(trained)["callbacks"].values()
-    scores = [state.get("other_score") for state in states]
-    assert pytest.approx(raw, rel=1e-6) in scores
+    [score] = [state["other_score"] for state in states if "other_score" in state]
+    assert score == pytest.approx(raw, rel=1e-6)
+
+
+def test_the_learning_rate_is_the_one_that_was_asked_for(trained):
+    """Warm-up takes 3 epochs, so here the whole run of 6 steps."""
+    [row] = [row for row in rows(trained) if row["lr"]]
+    rate = 1e-6 + (2e-3 - 1e-6) * int(row["step"]) / 5
+    assert float(row["lr"]) == pytest.approx(rate, rel=1e-5)
 
 
 def test_an_error_within_an_error_leaves_no_worker_behind(cait):
     done = cait("fit", *SMALL, "--trainer.callbacks+=recorder.FailsTwice")
+    assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("cait: error: cannot use the disk: No space left on device (")
     assert "/recorder.py:" in last
@@ -91,6 +99,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(cait, tmp_path):
     plan = cait("resume", "killed", "--print_plan")
     assert "start      a new run" in plan.stdout
     refused = cait("resume", "killed", "--data.mix_prob=0.3", "--print_plan")
+    assert refused.returncode == 2
     assert "--data.mix_prob" in refused.stderr
 
 

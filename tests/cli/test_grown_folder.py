@@ -28,8 +28,7 @@ def add_digits(folder, digits_root, numbers):
 
 
 def cait(folder, *words):
-    done = works(call(folder, *words))
-    return done.stderr
+    return works(call(folder, *words)).stderr
 
 
 def held_out(run):
@@ -55,6 +54,7 @@ def test_a_run_validates_on_what_it_has_held_out_and_what_runs_write_is_no_data(
     add_digits(tmp_path, digits_root, slice(20, 30))
     goes_on = ["resume", f"{logs}/a", "--trainer.max_epochs=2"]
     refused = call(tmp_path, *goes_on)
+    assert refused.returncode == 2
     assert "was 54, is 84" in refused.stderr
     cait(tmp_path, *goes_on, "--data.check_resume=false")
     assert held_out(tmp_path / logs / "a") == first

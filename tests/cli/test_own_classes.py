@@ -134,6 +134,7 @@ def test_another_class_of_data_goes_on_if_it_is_told_to(desk, trained):
     assert checkpoint(desk / "logs/mine")["global_step"] == 12
     first = ["--data_module=cait:ImageNetDataModule", "--data.check_resume=true"]
     refused = call(desk, "resume", "mine", "--trainer.max_epochs=3", *first)
+    assert refused.returncode == 2
     assert "class of the data module was Data, is ImageNetDataModule" in refused.stderr
 
 

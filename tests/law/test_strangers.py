@@ -422,7 +422,7 @@ def test_one_reader_of_yaml_serves_all_verbs(bad):
         if words.split()[0] in command.verbs():
             answers[words] = answer(words.split())
     for verb, (line, shown) in answers.items():
-        assert "*a" in (shown if verb == "runs" else line), verb
+        assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
 
 @verbs("eval", "predict")

@@ -134,16 +134,18 @@ def photographs():
     return [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
+FORMATS = beside(__file__)
+
+
 def save_mixed(photographs, folder, count, seed):
     """Photographs of many sizes as gray, CMYK, palette, RGBA, gray with alpha and progressive files."""
     import numpy as np
 
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    formats = beside(__file__)
     for i in range(count):
         size = (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
-        mode, suffix, options = formats[i % 6]
+        mode, suffix, options = FORMATS[i % 6]
         picture = photographs[i % 2].resize(size).convert(mode)
         if mode == "RGBA":
             picture.putalpha(128)
@@ -310,12 +312,12 @@ def rows(run):
 
 def parsed(path):
     """What a file of JSON, of YAML or of tensors holds."""
-    import torch
-
     if path.suffix == ".json":
         return json.loads(path.read_text())
     if path.suffix == ".yaml":
         return yaml.safe_load(path.read_text())
+    import torch  # only here: xdist waits for what a test file reads when it is imported
+
     return torch.load(path, weights_only=True)
 
 

@@ -210,6 +210,7 @@ def test_a_watched_run_keeps_its_bits(mode, precision, tmp_path):
         callbacks = [StepSeed(0), *watch]
         fit = train(net, callbacks=callbacks, default_root_dir=tmp_path, precision=precision)
         ends.append([net.model.state_dict(), fit.optimizers[0].state_dict()["state"]])
+        assert not any(block._forward_pre_hooks for block in net.model.blocks)
     assert same(*ends)
     assert sorted(figures(tmp_path)) == [1, 3, 5]
 
@@ -271,6 +272,7 @@ def test_the_command_line_watches(trained, tmp_path):
     (scalar,) = EventAccumulator(str(run)).Reload().Scalars("branch_ratio/sa.02")
     assert scalar.step == 4
     assert scalar.value == pytest.approx(measured[4][2, "sa", "branch_ratio"], rel=1e-6)
+    assert not (trained / "monitor.csv").exists()
 
 
 ON_TWO = f"""

@@ -69,16 +69,21 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(kills, digits_root, t
     shards = tmp_path / "killed"
     for number, chunks in enumerate(kills):
         kill_after(chunks, digits_root, shards, workers=number % 3)
+        assert not (shards / "shards.json").exists()
     with pytest.raises(UserError, match="not finished"):
         module(shards)
     other = (digits_root, shards, "--images=41")
     assert "other shards" in refusal(capsys, *other)
     made = {path: path.stat().st_mtime_ns for path in shards.glob("[tv]*/chunk-*.bin")}
+    assert len(made) >= kills[-1]
     make(digits_root, shards, "--images=40", "--workers=1")
     assert {path: path.stat().st_mtime_ns for path in made} == made  # it is not made again
     whole = make(digits_root, tmp_path / "whole", "--images=40", "--workers=2")
     assert tree(shards) == tree(whole)
     assert "is not an empty folder" in refusal(capsys, *other)
+    source = open_source(str(shards))
+    assert (len(source.train), len(source.val)) == (1437, 360)
+    assert [*source.verify()] == []
 
 
 def test_an_image_that_cannot_be_read_is_not_left_out(mixed_root, tmp_path, capsys):
@@ -174,6 +179,7 @@ def test_the_windowed_order_has_every_image_once_and_few_chunks_at_a_time():
         (times,) = np.nonzero(chunks == chunk)
         is_open[chunk, times[0] : times[-1] + 1] = True
     assert is_open.sum(axis=0).max() == 4
+    assert is_open.sum(axis=0)[100:-100].min() >= 3
     # Within them it is random: neighbors are of one chunk as rarely as four chunks allow.
     assert 0.15 < np.mean(chunks[200:799] == chunks[201:800]) < 0.35
 

@@ -33,6 +33,12 @@ def test_a_plus_names_the_setting_that_it_appends_to(tmp_path):
     config = {"data": {"augment_ops": ["a:b"], "root": "x"}}
     assert sources.given(config) == {"data.augment_ops": ["a:b"]}
     assert sources.last(["trainer.callbacks"]) == 0
+    content = configurations.settings(file)
+    assert configurations.without_classes(content)["trainer"] == {}
+    assert configurations.without_absent(content, {"data", "trainer", "data.augment_ops"}) == (
+        content,
+        [],
+    )
 
 
 @pytest.mark.parametrize("row", table(__file__, "sources"))

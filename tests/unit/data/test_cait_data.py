@@ -1,5 +1,6 @@
 """Data that CaiT is trained on: gray images, the same batches again, and the classes and channels of a teacher."""
 
+import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, images_in, module, trainer
@@ -43,6 +44,9 @@ def test_a_gray_run_is_saved_and_used_as_it_was_trained(two_classes, tmp_path):
     )
     image = transform(load_image(path).convert("L"))
     assert torch.equal(loaded.transform(path), image)
+    [[best, *_]] = loaded.predict([path])
+    probabilities = loaded.eval()(image[None]).softmax(dim=1)
+    assert best["probability"] == pytest.approx(probabilities.max().item())
 
 
 # A teacher

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from harness import table
 from modules import images_in
 
@@ -12,6 +13,17 @@ from cait.errors import UserError
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error")
+def test_images_of_every_mode_go_through_the_whole_recipe(mixed_root):
+    data = images_in(mixed_root, repeats=1)
+    data.setup("fit")
+    images = torch.cat([images for images, _ in data.train_dataloader()])
+    assert images.shape == (36, 3, 32, 32)
+    assert images.isfinite().all()
+    labels = torch.cat([labels for _, labels in data.val_dataloader()])
+    assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+
+
 def test_a_process_without_an_image_joins_in_adding_up_the_metrics(mixed_root):
     data = images_in(mixed_root)
     data.setup("validate")

@@ -168,5 +168,6 @@ def test_a_module_reads_images_as_its_checkpoint_says():
     net = module()
     net.preprocessing = dict(img_size=8, background="black")
     transparent = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    black = Image.new("RGB", (8, 8), "black")
+    black, white = (Image.new("RGB", (8, 8), color) for color in ("black", "white"))
     assert torch.equal(net.transform(transparent), net.transform(black))
+    assert not torch.equal(net.transform(transparent), net.transform(white))

@@ -12,6 +12,7 @@ from modules import loader, module, train, trainer
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from cait import ckpt
 from cait.cli.loading import Loaded
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
@@ -148,6 +149,14 @@ def test_a_run_remembers_the_class_of_its_module(before, now, tmp_path):
         else:
             with pytest.raises(UserError, match=name_of(before)):
                 verb(net, loader(4), ckpt_path=path)
+
+
+@pytest.mark.parametrize("value", [None, []])
+def test_a_run_of_before_has_no_class(value, tmp_path):
+    path = saved(Cold, tmp_path)
+    checkpoint = torch.load(path, weights_only=True)
+    torch.save(checkpoint | {ckpt.MODULE: value}, path)
+    trainer().fit(module(), loader(), ckpt_path=path)
 
 
 class ByHand(CaiTModule):

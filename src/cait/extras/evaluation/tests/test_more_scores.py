@@ -130,6 +130,8 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet():
     for number in range(0, 50_000, 97):
         right = theirs[Path(paths[number]).name]
         assert {*labels[number].tolist()} - {-1} == {*right}
+    # a part is scored without ReaL
+    assert real_labels(Images((path, 0) for path in paths[:100])) is None
 
 
 def counted(logits, labels):

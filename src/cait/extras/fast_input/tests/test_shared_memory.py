@@ -58,8 +58,16 @@ def test_batches_come_through_and_their_places_are_used_again():
 
 
 def test_what_is_kept_of_batches_stays_as_it_is():
-    parts = [images[1, :, ::2] for images, *_ in loader(shared(places=2))]
-    assert [int(part.unique()) for part in parts] == [*range(1, 120, 4)]
+    too_large = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)  # goes PyTorch's way
+    for batches in (shared(), too_large):
+        assert [number(images) for images in [images for images, *_ in loader(batches)]] == list(
+            range(30)
+        )
+    assert not too_large.taken.any()
+    parts = []
+    for images, *_ in loader(shared(places=2)):
+        parts.append(images[1, :, ::2].permute(2, 0, 1))
+    assert [int(part.unique()) for part in parts] == [4 * turn + 1 for turn in range(30)]
 
 
 def test_batches_that_are_too_large_go_pytorchs_way():

@@ -101,6 +101,9 @@ def test_a_row_of_each_kind_takes_real_steps(id, weight, here):
     fields = saved["hyper_parameters"]["fields"]
     assert fields == row_named(id).fields | SMALLER | {"depth": 4}
     assert saved["global_step"] == 2
+    for state in saved["optimizer_states"][0]["state"].values():
+        assert state["step"] == 2
+        assert state["exp_avg"].isfinite().all()
 
 
 def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(here, capsys):

@@ -11,6 +11,7 @@ from harness import CLASSES, SMALL, ended, save_classes, save_mixed
 from networks import ConvHead
 from PIL import Image
 from timm.data import create_transform
+from torch import nn
 
 import cait
 from cait.cli import main
@@ -62,6 +63,8 @@ def test_the_file_has_what_the_head_of_a_run_sees(raw, here):
     batch = torch.stack([module.transform(Path("photos", name)) for name in saved["names"]])
     with torch.no_grad():
         assert_near(saved["features"], module.model.forward_features(batch)[:, 0], 1e-4)
+        logits = module.model.head(torch.from_numpy(saved["features"]))
+        torch.testing.assert_close(logits, module.model(batch), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_sees_images_at_another_size(here):
@@ -108,3 +111,4 @@ def test_heads_of_other_kinds_have_features_too():
     assert_near(inputs(conv, *classifiers(conv), pixels), conv.body(pixels).mean((2, 3)), 1e-5)
     headless = timm.create_model("test_resnet", num_classes=0).eval()
     assert_near(inputs(headless, *classifiers(headless), pixels), headless(pixels), 1e-5)
+    assert classifiers(nn.Sequential(nn.Conv2d(3, 4, 1))) == []

@@ -97,6 +97,8 @@ def test_frozen_parts_compute_as_in_evaluation_whatever_others_do():
     stayed = train(frozen, *[digits(8)] * 3)
     assert modes[-3:] == [[True, True, False, False]] * 3
     assert network.state_dict().keys() - stayed == {"head.weight", "head.bias"}
+    groups = frozen.trainer.optimizers[0].param_groups
+    assert sum(len(group["params"]) for group in groups) == 2
 
 
 @pytest.mark.parametrize("grad_checkpointing", [False, True])

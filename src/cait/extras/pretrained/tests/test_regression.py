@@ -69,6 +69,7 @@ def test_classes_of_one_image_and_of_none_are_solved():
     features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [0.0, 1.0], [9.0, 1.0]])
     head = solve(features, torch.tensor([0, 0, 0, 1]), 3)
     assert head.strength == USUAL
+    assert torch.isfinite(head.weight).all()
     scores = logits(head, features)
     assert scores[:, 2].max() < scores[:, :2].min()
 

@@ -141,6 +141,8 @@ def test_a_run_starts_from_the_cache_without_a_network(cache, photos, monkeypatc
     assert "from the Hugging Face cache" in cached.name
     main(["fit", "--baselines=false", *(f"--{name}={value}" for name, value in photos.items())])
     config = parsed(Path("logs/photos/config.yaml"))
+    assert config["model"]["name"] == f"timm/{ENTRY}"
+    assert config["model"]["pretrained"] is True
     assert config["data"]["mean"] == [0.5, 0.5, 0.5]
     assert f"weights from timm's {ENTRY}; the head starts anew" in caplog.text
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, checkpoint, rows
+from harness import SMALL, checkpoint, parsed, rows
 from runs import assert_same
 
 from cait.cli import main
@@ -85,3 +85,5 @@ def test_a_run_that_is_killed_after_the_plan_ends_with_the_same_bits(here, monke
     monkeypatch.setattr(plan, "most_epochs", lambda *_: 9)  # it is not measured again
     main(["resume", "killed"])
     assert_same(Path("logs/killed"), whole)
+    config = parsed(Path("logs/killed/config.yaml"))
+    assert config["plan_minutes"] == 1000

@@ -87,6 +87,7 @@ def test_a_run_inside_another_is_not_tracked(tmp_path):
     trainer = SimpleNamespace(logger=True, fast_dev_run=False)
     run = SimpleNamespace(config=config, trainer=trainer, folder=tmp_path / "scratch")
     assert callbacks(run) == []
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_wandb_offline_keeps_its_id(tmp_path):

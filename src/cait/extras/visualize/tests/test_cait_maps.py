@@ -1,5 +1,8 @@
 """Where a CaiT looks: timm's maps, and what is cut out of them."""
 
+import io
+
+import numpy as np
 import pytest
 import timm
 import torch
@@ -9,7 +12,9 @@ from timm.utils import AttentionExtract
 import cait
 from cait.extras.visualize import maps
 
-SMALL_CAIT: dict = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
+SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
+EVIL = "<b>&\"cat'$_{$"
+"""A class that is called like HTML, and like mathematics to matplotlib."""
 
 
 def test_maps_are_timms_and_leave_the_network_as_it_was():
@@ -42,6 +47,21 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields):
     torch.manual_seed(0)
     network = cait.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval()
     image = torch.randn(3, 32, 32)
-    whole = network.maps(image[None]).class_attention
-    expected = [weights[0, :, 0, -16:].unflatten(1, (4, 4)) for weights in whole]
-    torch.testing.assert_close(maps.look(network, image), expected)
+    of_patches = maps.look(network, image)
+    whole_maps = network.maps(image[None]).class_attention
+    for weights, whole in zip(of_patches, whole_maps, strict=True):
+        assert weights.shape == (4, 4, 4)
+        torch.testing.assert_close(weights.flatten(1), whole[0, :, 0, -16:])
+    pixels = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+    figure = maps.draw(of_patches, pixels, EVIL)
+    figure.savefig(io.BytesIO())
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert "as the network sees it\n32 × 32 pixels" in panels
+    below, above = panels["saliency"].images
+    assert below.get_extent() == above.get_extent()  # over the pixels that the network sees
+    assert np.array_equal(below.get_array(), pixels)
+    assert np.array_equal(above.get_array(), of_patches[0].mean(dim=0))
+    last = of_patches[1][3]
+    title = f"block 1, head 3\n×{16 * last.min():.2f} … ×{16 * last.max():.2f}"
+    assert np.array_equal(panels[title].images[0].get_array(), last)
+    assert sum("head" in title for title in panels) == 4 * 2

@@ -40,9 +40,10 @@ def test_attention_is_the_softmax_of_the_last_block(pool, queries):
         network(image[None])
     q, k, _ = seen[0].unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(dim=-1)
+    assert maps.kind(network) == "attention"
     expected = weights[0, :, queries, 1:].mean(dim=1).unflatten(-1, (4, 4))
     torch.testing.assert_close(maps.look(network, image), [expected])
-    assert attn.fused_attn  # the network itself is as it was
+    assert all(block.attn.fused_attn for block in network.blocks)  # the network itself is as it was
 
 
 def test_grad_cam_of_pooled_maps_is_cam():
@@ -55,6 +56,7 @@ def test_grad_cam_of_pooled_maps_is_cam():
     image = torch.randn(3, 17, 17)
     row = head.weight[network(image[None]).argmax()]
     expected = torch.einsum("k,bkst->bst", row, body(image[None])).relu()
+    assert maps.kind(network) == "Grad-CAM"
     torch.testing.assert_close(maps.look(network, image), [expected / expected.sum()])
 
 
