@@ -73,8 +73,9 @@ def timm_config(name: str, img_size: int = 224) -> Any:
 
 def preparation(config: Any) -> Settings:
     """The settings of a data module that suit the weights of one of timm's configurations, or none for None."""
-    names = ("mean", "std", "interpolation", "crop_pct")
-    return {name: getattr(config, name) for name in names} if config else {}
+    if not config:
+        return {}
+    return {name: getattr(config, name) for name in ("mean", "std", "interpolation", "crop_pct")}
 
 
 def lower_keys(network: Any, share: float) -> set[str]:

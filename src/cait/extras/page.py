@@ -49,8 +49,8 @@ def paragraph(text: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose last column holds numbers."""
-    lines = [_row("th", head), *(_row("td", row) for row in rows)]
-    return f"<table>{''.join(lines)}</table>"
+    lines = "".join(_row("td", row) for row in rows)
+    return f"<table>{_row('th', head)}{lines}</table>"
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

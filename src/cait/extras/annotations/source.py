@@ -341,5 +341,4 @@ def _first_group(regex: str, path: str) -> str:
 
 def split_label(label: str) -> list[str]:
     """The labels in a cell."""
-    names = (name.strip() for name in label.split(PARTING))
-    return [name for name in names if name]
+    return list(filter(None, map(str.strip, label.split(PARTING))))

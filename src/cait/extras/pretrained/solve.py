@@ -72,8 +72,10 @@ class SolveHead(Callback):
         start = pl_module.settings
         if not start.weights and not start.pretrained:
             return False
-        pairs = zip(self.drawn, head_weights(pl_module), strict=True)
-        return any(torch.equal(before.to(now), now) for before, now in pairs)
+        return any(
+            torch.equal(before.to(now), now)
+            for before, now in zip(self.drawn, head_weights(pl_module), strict=True)
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cait import ckpt, plugins
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import UserError, console, printable, to_type
+from cait.errors import UserError, abbreviate, console, printable, to_type
 from cait.extras.display import duration, network_name
 from cait.loops import Position, batches_a_step, total_steps
 from cait.model import network
@@ -32,6 +32,8 @@ MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
 LOOKS = {"see its mistakes": "visualize", "draw the curves": "compare"}
 """What to do with a run, and the verb for it, if there is one."""
+LIMITS = {"ckpt_path", "trainer.max_epochs", "trainer.max_steps", "trainer.max_time"}
+"""What is used also where a run has ended."""
 
 
 class Banner(ModelSummary):
@@ -78,8 +80,7 @@ class Banner(ModelSummary):
         model = f"{network_name(pl_module.name, pl_module.hparams.get('fields'))}, {parameters:,} parameters"
         if self._gmacs:
             model += f", {self._gmacs:.3g} GMACs per image"
-        order = "shuffled" if data.order.name == "published" else data.order.name
-        order = f"{order} by seed {data.seed}"
+        order = f"{data.order.name.replace('published', 'shuffled')} by seed {data.seed}"
         if data.settings.repeats > 1:
             order += f", {data.settings.repeats} times each"
         decay = max(group.get("weight_decay", 0) for group in trainer.optimizers[0].param_groups)
@@ -90,7 +91,7 @@ class Banner(ModelSummary):
         optimizer = f"{name}, weight decay {decay:g}"
         if has_schedule(trainer) and settings.schedule != "cosine":
             optimizer += f", schedule {settings.schedule}"
-        device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
+        device = pl_module.device.type.replace("cuda", "GPU").upper()
         processes = trainer.world_size
         accumulated = batches_a_step(trainer)
         images = data.batch_size * processes * accumulated  # of an optimizer step
@@ -132,8 +133,9 @@ class Banner(ModelSummary):
 
 def has_schedule(trainer: Trainer) -> bool:
     """Whether the rates are those of the settings; a `configure_optimizers` of the user's own may have others."""
-    configs = trainer.lr_scheduler_configs
-    return any(isinstance(config.scheduler, WarmupSchedule) for config in configs)
+    return any(
+        isinstance(config.scheduler, WarmupSchedule) for config in trainer.lr_scheduler_configs
+    )
 
 
 def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
@@ -148,9 +150,10 @@ def _length(trainer: Trainer, schedule: ScheduleSettings, images: int) -> str:
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    # a copy may fill a GPU
-    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    bare = {  # a copy may fill a GPU
+        name: torch.empty_like(tensor, device="meta")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     try:
         with (
             torch.no_grad(),
@@ -230,6 +233,8 @@ class RunSummary(Callback):
             text = f"the run had ended at step {step:,}"
             if not _twice_as_long(trainer):
                 text += "; to go on raise --trainer.max_time, or the patience of a stop"
+            if unused := self.run.typed - LIMITS:
+                text += f"; not used: {abbreviate(sorted(unused))}"
             rows = [("nothing to do", text)]
         else:
             rows = [("trained", f"to step {step:,} in {duration(time.monotonic() - self._start)}")]
@@ -259,14 +264,13 @@ class RunSummary(Callback):
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
         command = self.run.program.command
-        verbs = plugins.by_name("VERBS")
         rows = [("evaluate", command("eval", self.run_dir))]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             rows += getattr(callback, "suggestions", list)()
         rows += [
             (purpose, command(verb, self.run_dir))
             for purpose, verb in LOOKS.items()
-            if verb in verbs
+            if verb in plugins.by_name("VERBS")
         ]
         if options := _twice_as_long(trainer):
             rows.append(("train longer", command("resume", self.run_dir, options)))
