@@ -172,7 +172,7 @@ def fit(digits_root, tmp_path_factory):
             warmup_epochs=0.25,
             schedule=settings.pop("schedule", "cosine"),
         )
-        batch_size = settings.pop("batch_size", 64)
+        batch_size = settings.pop("batch_size", 16)
         own = dict(img_size=8, cutmix=0.0, check_resume=False)
         data = images_in(digits_root, batch_size=batch_size, **own)
         callbacks = [LastCheckpoint(folder, settings.pop("every_n_steps", None))]
