@@ -325,7 +325,7 @@ def test_a_number_out_of_its_range_is_refused(kind):
     tried = [*numbers(kind)]
     assert len(tried) > 10
     for name, value in tried:
-        with pytest.raises(UserError, match=r"must be|leaves|in_chans"):
+        with pytest.raises(UserError, match=name):
             pytest.fail(f"{name} {value}: {KINDS[kind](**{name: value})}")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -52,6 +53,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, tmp_path, whole
     job = start(tmp_path, "fit", *words, env=environment() | end.get("variables", {}))
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode in (-signum, 128 + signum), output
+    assert not re.search("Seed set to|GPU available|Loading `train_dataloader`", output)
     assert 12 <= checkpoint(run)["global_step"] < 30
     if signum != signal.SIGKILL:
         assert "Traceback" not in output

@@ -18,7 +18,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from cait.data import reading
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.reading import Reading, load_image
+from cait.data.reading import Reading, load_image, open_bytes
 from cait.errors import UserError
 
 
@@ -98,6 +98,12 @@ class OneWay(BytesIO):
 def test_a_stream_that_cannot_go_back_is_read_once(kind, photographs):
     data = encoded(photographs[0].resize((60, 40)), kind)
     assert np.array_equal(pixels_of(OneWay(data)), pixels_of(BytesIO(data)))
+
+
+def test_a_stream_that_can_go_back_is_not_copied():
+    stream = BytesIO(b"pixels")
+    with open_bytes(stream) as opened:
+        assert opened is stream
 
 
 @pytest.mark.parametrize(
