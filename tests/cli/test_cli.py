@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import SMALL, checkpoint, environment, python, rows, table, works
+from harness import SMALL, checkpoint, environment, over_table, python, rows, works
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cait as package
@@ -130,10 +130,10 @@ def test_interrupted_or_cut_off(error, status, wrapped, cait, monkeypatch):
     assert ("cait: interrupted" in done.stderr) == says_so
 
 
-@pytest.mark.parametrize("row", table(__file__, "shell"))
-def test_what_a_shell_hands_over_may_be_closed_or_full(row, tmp_path):
-    script = f'cait() {{ "{sys.executable}" -m cait "$@"; }}; {row["command"]}'
+@over_table(__file__, "shell")
+def test_what_a_shell_hands_over_may_be_closed_or_full(command, status, says, tmp_path):
+    script = f'cait() {{ "{sys.executable}" -m cait "$@"; }}; {command}'
     shell = ["bash", "-c", script]
     done = subprocess.run(shell, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == row["status"]
-    assert done.stderr == row["says"]
+    assert done.returncode == status
+    assert done.stderr == says

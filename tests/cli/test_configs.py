@@ -2,12 +2,10 @@
 
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
-from golden import is_there
-from harness import DEVICES, REPO, call, parsed, rows, slow, works
+from harness import DEVICES, REPO, call, over_table, parsed, rows, slow, works
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.settings import flatten
@@ -54,23 +52,16 @@ def test_every_config_parses_and_is_honoured(path, tmp_path):
         assert settings or shown[name] == value
 
 
-def layers():
-    for row in parsed(Path(__file__).with_name("layers.yaml")):
-        if is_there(row.get("needs", "")):
-            yield pytest.param(row, id=row["case"])
-
-
-@pytest.mark.parametrize("row", layers())
-def test_what_wins_where_several_say_something(row, tmp_path):
+@over_table(__file__, "layers", shows={}, tells=[])
+def test_what_wins_where_several_say_something(words, files, shows, tells, tmp_path):
     shutil.copy(DIGITS, tmp_path)
-    for name, text in row["files"].items():
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    shown, told = printed_config(tmp_path, *shlex.split(row["words"]))
-    for name, expected in row.get("shows", {}).items():
+    shown, told = printed_config(tmp_path, *shlex.split(words))
+    for name, expected in shows.items():
         assert_shown(flatten(shown)[name], expected)
-    left_out = [line for line in told.splitlines() if "left out" in line]
-    assert left_out == row.get("tells", [])
+    assert [line for line in told.splitlines() if "left out" in line] == tells
 
 
 def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait, tmp_path):

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from harness import REPO, SMALL, call, checkpoint, ended, parsed, rows, table, works
+from harness import REPO, SMALL, call, checkpoint, ended, over_table, parsed, rows, works
 from PIL import Image, ImageOps
 from sklearn.metrics import accuracy_score, log_loss
 
@@ -216,19 +216,18 @@ def ask(desk, verb, run, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", table(__file__, "says"))
+@over_table(__file__, "says")
 @overrides
-def test_a_verb_says_what_it_leaves_out(row, name, desk, run):
+def test_a_verb_says_what_it_leaves_out(verb, line, names, name, desk, run):
     """Of these methods, and of no other."""
-    verb, line = row["verb"], row["line"]
     if verb == "card":
         ask(desk, "eval", run(name))
     words = [f"--images={VAL}", f"--output=of-{name}.npz"] if verb == "features" else []
     printed = ask(desk, verb, run(name), *words)
     if verb == "card":
         printed = (run(name) / "card/README.md").read_text()
-    assert (line in printed) == (name in row["names"])
-    if line.endswith("without") and name in row["names"]:
+    assert (line in printed) == (name in names)
+    if line.endswith("without") and name in names:
         assert f"{line} {name} of {name}" in printed
 
 

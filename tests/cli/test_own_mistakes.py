@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, beside, slow, table
+from harness import SMALL, beside, over_table, slow
 from lightning.pytorch import seed_everything
 from modules import images_in, loader, module, trainer
 from PIL import Image
@@ -121,10 +121,9 @@ def fit(cait, tmp_path, monkeypatch):
     return fit
 
 
-@pytest.mark.parametrize("row", table(__file__, "mistakes"))
-def test_the_traceback_stays_and_the_last_line_names_the_users_line(row, fit):
-    error = row["error"]
-    shown = fit(row["part"], error, row["words"])
+@over_table(__file__, "mistakes")
+def test_the_traceback_stays_and_the_last_line_names_the_users_line(part, error, words, fit):
+    shown = fit(part, error, words)
     line = line_of(f'"{error}": lambda')
     last = shown.splitlines()[-1]
     assert shown.count("cait: error: ") == 1
@@ -173,13 +172,13 @@ def test_a_fault_of_ours_keeps_its_traceback(cait, monkeypatch):
     assert done.stderr.endswith("\nKeyError: 'missing'\ncait: error: KeyError: 'missing'\n")
 
 
-@pytest.mark.parametrize("row", table(__file__, "readings"))
+@over_table(__file__, "readings")
 def test_only_what_says_that_an_image_cannot_be_read_is_an_unreadable_image(
-    row, tmp_path, monkeypatch
+    case, unreadable, tmp_path, monkeypatch
 ):
     class Data:
         def __getitem__(self, index):
-            return eval(row["case"]), 0
+            return eval(case), 0
 
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
@@ -187,7 +186,7 @@ def test_only_what_says_that_an_image_cannot_be_read_is_an_unreadable_image(
     Path("cut.png").write_bytes(Path("whole.png").read_bytes()[:2000])
     with pytest.raises(Exception) as raised:  # noqa: PT011
         MapSamples("mine", "train", Data(), ["a", "b"])[0]
-    assert isinstance(raised.value, UnreadableImageError) is row["unreadable"]
+    assert isinstance(raised.value, UnreadableImageError) is unreadable
 
 
 class PartlyFrozen(nn.Module):

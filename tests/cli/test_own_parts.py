@@ -1,6 +1,7 @@
 """Callbacks, loggers and strategies, Lightning's and the user's own; what is refused is in golden/own.yaml."""
 
 import copy
+import os
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from harness import REPO, SMALL, beside, checkpoint, rows, works
 from lightning.pytorch import callbacks
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from runs import SLURM
 
 from cait.cli.run_plan import SyncBatchNorms
 from cait.guards import refusals
@@ -179,9 +181,7 @@ def test_a_batch_norm_that_is_shared_keeps_the_activation_of_timms():
 
 def test_a_run_may_bring_slurms_plugin_and_leave_the_seed_to_lightning(run, cait, monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    task = {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}
-    for name, value in {"JOB_ID": "7", "JOB_NAME": "x", "NTASKS": "1", **task}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
+    os.environ.update(SLURM)
     plugin = "--trainer.plugins=lightning.pytorch.plugins.environments.SLURMEnvironment"
     queue = [plugin, "--trainer.plugins.auto_requeue=false"]
     works(cait("fit", *BRIEF, "--seed_everything=true", *queue))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, REPO, environment, link_digits, parsed, rows, start, table
+from harness import LIMIT, REPO, environment, link_digits, over_table, parsed, rows, start
 from harness import SMALL as QUICK
 from runs import wait_for_steps
 from source_files import CORE, FILES, SOURCE, strings
@@ -39,21 +39,23 @@ def test_nothing_else_names_it(name):
     assert not target.search((REPO / "Makefile").read_text())
 
 
-@pytest.mark.parametrize("row", table(__file__, "contrib"))
-def test_contrib_is_that_of_the_clone_or_the_installed_one(row, tmp_path, monkeypatch, capsys):
+@over_table(__file__, "contrib")
+def test_contrib_is_that_of_the_clone_or_the_installed_one(
+    files, found, warns, tmp_path, monkeypatch, capsys
+):
     for name in [name for name in sys.modules if f"{name}.".startswith("contrib.")]:
         monkeypatch.delitem(sys.modules, name)
-    for file in map(tmp_path.joinpath, row["files"]):
+    for file in map(tmp_path.joinpath, files):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     others = [path for path in sys.path if path not in ("", str(REPO), os.getcwd())]
     monkeypatch.setattr(sys, "path", [f"{tmp_path}/desk", f"{tmp_path}/packages", *others])
     monkeypatch.setattr(plugins, "FOLDER", tmp_path / "clone/src/cait/extras")
     importlib.invalidate_caches()
-    assert plugins._contributed() == [(name, f"contrib.{name}") for name in row["found"]]
-    line = f"left out {tmp_path}/clone/contrib"
-    assert capsys.readouterr().err.startswith(line) == row["warns"]
-    assert bool(plugins.tell_once.cache_info().currsize) == row["warns"]
+    assert plugins._contributed() == [(name, f"contrib.{name}") for name in found]
+    told = capsys.readouterr().err
+    assert told.startswith(f"left out {tmp_path}/clone/contrib") == warns
+    assert bool(plugins.tell_once.cache_info().currsize) == warns
 
 
 def test_contrib_of_a_clone_is_not_that_of_an_installed_package(tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from cait import ckpt
 from cait.cli import command
 from cait.errors import UserError
 
-Patch = pytest.MonkeyPatch
 CANNOT = (
     "timm does not know",
     "the page cannot run a reader or evaluation transform",
@@ -49,8 +48,7 @@ def check_agreement(run, printed, verbs):
             if verb != "page" or labels[path] is not None:
                 assert answer == found["load"][path], (verb, path)
     prefix, step = chosen_by(run)
-    evaluation = parsed(run / "evaluation.json")
-    scored = evaluation["ema" if prefix == "val_ema" else "raw"]
+    scored = parsed(run / "evaluation.json")["ema" if prefix == "val_ema" else "raw"]
     readable = {path: label for path, label in labels.items() if label and found["load"][path]}
     pairs = [(label, found["load"][path]) for path, label in readable.items()]
     several = "f1" in scored
@@ -77,7 +75,7 @@ def answers(run, images, verbs):
     """
     found = {}
     for verb in verbs:
-        with in_place(run), Patch.context() as patch, contextlib.suppress(LeftOut):
+        with in_place(run), pytest.MonkeyPatch.context() as patch, contextlib.suppress(LeftOut):
             found[verb] = VERBS[verb](run.absolute(), images, patch)
     return found
 

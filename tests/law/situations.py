@@ -18,8 +18,6 @@ from cait import create_model
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "situations.yaml").read_text())
 FACTORS = TABLE["factors"]
-Situation = dict[str, str]
-"""A value of each factor."""
 
 
 def makes_sense(values):

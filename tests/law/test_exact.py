@@ -2,8 +2,7 @@
 
 import shlex
 
-import pytest
-from harness import ended, link_digits, table
+from harness import ended, link_digits, over_table
 from runs import RECIPE, kill_and_resume
 
 # two epochs, also where gradients of two batches are one step's: the kill comes before the fifth
@@ -12,11 +11,10 @@ SHORT = """
 """
 
 
-@pytest.mark.parametrize("row", table(__file__, "runs"))
-def test_a_killed_run_ends_with_the_bits_of_one_left_alone(row, tmp_path, digits_root):
+@over_table(__file__, "runs", files={})
+def test_a_killed_run_ends_with_the_bits_of_one_left_alone(words, files, tmp_path, digits_root):
     link_digits(tmp_path, digits_root)
-    for name, text in row.get("files", {}).items():
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
-    recipe = [*RECIPE, *SHORT.split(), *shlex.split(row["words"])]
-    whole = ended(tmp_path, "whole", recipe)
-    kill_and_resume(tmp_path, recipe, whole)
+    recipe = [*RECIPE, *SHORT.split(), *shlex.split(words)]
+    kill_and_resume(tmp_path, recipe, ended(tmp_path, "whole", recipe))

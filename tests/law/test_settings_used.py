@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -29,8 +29,6 @@ from cait.settings import Needs
 from cait.train.callbacks import EMA, StepSeed
 from cait.train.module import ModuleSettings
 
-Settings = dict[str, Any]
-Row = dict[str, Any]
 TABLE = {name: row for name, row in beside(__file__).items() if is_there(row.get("needs"))}
 MODEL = "model."
 DATA = "data."

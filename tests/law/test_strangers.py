@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from harness import beside, call, checkpoint, free_port, link_digits, slow, table
+from harness import beside, call, checkpoint, free_port, link_digits, over_table, slow, table
 from lightning.pytorch import Trainer
 from PIL import Image
 
@@ -284,16 +284,16 @@ def test_a_checkpoint_is_data_whatever_it_holds(trials, bad):
             assert not has_run(), (trial, key)
 
 
-@rows("loaders")
-def test_lightnings_own_loader_takes_a_file_as_data(row, bad):
+@over_table(__file__, "loaders")
+def test_lightnings_own_loader_takes_a_file_as_data(key, setting, kind, bad):
     path = bad / CHECKPOINTS[1]
     content = checkpoint(bad)
-    content[row["key"]] = content.pop("hyper_parameters") | {row["setting"]: NET}
+    content[key] = content.pop("hyper_parameters") | {setting: NET}
     torch.save(content, path)
     shutil.copy(path, "away.ckpt")
     for file in (path, "away.ckpt"):
         with pytest.raises(UserError, match=f"^{file} names {NET}, which may do anything: "):
-            getattr(cait, row["kind"]).load_from_checkpoint(file)
+            getattr(cait, kind).load_from_checkpoint(file)
         assert not has_run()
 
 
@@ -357,17 +357,17 @@ def test_what_this_account_signed_needs_no_trust(bad, monkeypatch):
 # Files
 
 
-@rows("places")
-def test_no_verb_leaves_a_run(row, bad, tmp_path):
+@over_table(__file__, "places", leads_to="")
+def test_no_verb_leaves_a_run(name, leads_to, bad, tmp_path):
     """Neither through a link, whatever it is called, nor into a pipe, which would wait."""
-    path = bad / row["name"]
+    path = bad / name
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.remove(path)
     victim = tmp_path / "victim/file"
     victim.parent.mkdir()
     victim.write_text("mine")
-    if "leads_to" in row:
-        path.symlink_to(tmp_path / row["leads_to"])
+    if leads_to:
+        path.symlink_to(tmp_path / leads_to)
         why = f"{path.name} is a link out of the run's folder"
     else:
         os.mkfifo(path)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import over_table
 from torch import nn
 
 from cait.train.optim import Length, ScheduleSettings, WarmupSchedule
@@ -88,7 +89,7 @@ def test_a_run_that_kept_the_peak_falls_from_the_step_that_it_has_reached():
     assert taken == pytest.approx([cosine(step / 10) for step in range(10)], rel=1e-12)
 
 
-@pytest.mark.parametrize(("step", "total"), [(7, 80), (20, 40), (39, 41), (6, 9), (30, 31)])
+@over_table(__file__, "lengths")
 def test_a_run_that_becomes_longer_or_shorter_goes_on_at_the_rate_where_it_stands(step, total):
     schedule = scheduled(Length(3, total, LIMITS))
     state = dict(last_epoch=step, length=(5, 40, LIMITS))

@@ -1,6 +1,7 @@
 """The order of images in an epoch is that of timm's and torch's samplers."""
 
 import pytest
+from harness import over_table
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
@@ -11,9 +12,7 @@ def order(sampler):
     return [index for batch in sampler for _, index, _ in batch]
 
 
-@pytest.mark.parametrize(
-    ("length", "world_size"), [(1000, 1), (1000, 4), (512, 2), (255, 1), (100, 3)]
-)
+@over_table(__file__, "sets")
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_repeated_augmentation_is_timms(length, world_size, epoch):
     for rank in range(world_size):

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from harness import table
+from harness import over_table
 from modules import images_in
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -68,9 +68,8 @@ def assert_near(root, settings, transform):
     assert max(differences) < 1
 
 
-@pytest.mark.parametrize("row", table(__file__, "training"))
-def test_training_pixels_are_timms(two_classes, row):
-    settings = row["settings"]
+@over_table(__file__, "training")
+def test_training_pixels_are_timms(two_classes, settings):
     transform = create_transform(SIZE, is_training=True, **RECIPE | settings)
     assert_exact(two_classes, settings, transform)
     assert_near(two_classes, settings, transform)
@@ -148,13 +147,12 @@ def assert_evaluated(data, transform):
         assert torch.equal(image, transform(load_image(path).convert(mode)))
 
 
-@pytest.mark.parametrize("row", table(__file__, "evaluation"))
+@over_table(__file__, "evaluation")
 @pytest.mark.parametrize("img_size", [50, 96])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.875])
-def test_evaluation_pixels_are_timms(two_classes, img_size, crop_pct, row):
-    sizes = dict(img_size=img_size, crop_pct=crop_pct)
-    data = images_in(two_classes, **sizes, fit=row["fit"])
-    timms = dict(interpolation="bicubic", crop_pct=crop_pct, crop_mode=row["crop_mode"])
+def test_evaluation_pixels_are_timms(two_classes, img_size, crop_pct, fit, crop_mode):
+    data = images_in(two_classes, img_size=img_size, crop_pct=crop_pct, fit=fit)
+    timms = dict(interpolation="bicubic", crop_pct=crop_pct, crop_mode=crop_mode)
     assert_evaluated(data, create_transform(img_size, **timms))
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import timm
 import torch
-from harness import slow
+from harness import over_table, slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, train
 from same import same
@@ -50,7 +50,7 @@ TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and
 MEAN, STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)
 
 
-@pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.3, 3.0)])
+@over_table(__file__, "distillations")
 def test_loss_and_gradients_of_distillation_are_those_of_timms_task(kind, alpha, tau, tmp_path):
     torch.manual_seed(3)
     path = str(tmp_path / "teacher.pth")
@@ -119,15 +119,7 @@ def weights_after_steps(net, optimizer):
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.8])
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("sgd", dict(momentum=0.8, nesterov=True)),
-        ("muon", {}),
-        ("lookahead_lion", {}),
-        ("adamw", {}),
-    ],
-)
+@over_table(__file__, "optimizers")
 def test_a_step_is_that_of_timms_optimizer(name, arguments, layer_decay):
     net = small_net()
     settings = OptimizerSettings(name, arguments, layer_decay, weight_decay=0.1)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import fcntl
 import functools
+import inspect
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from contextvars import copy_context
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
@@ -80,6 +82,23 @@ def table(test, name):
     ]
 
 
+def over_table(file, name, **usual):
+    """Run a test for each of its rows: the test's arguments are what a row has of their names, or else `usual`."""
+    rows = [usual | row for row in beside(file)[name]]
+
+    def parametrized(test):
+        names = [key for key in inspect.signature(test).parameters if key in rows[0]]
+        cases = []
+        for row in rows:
+            if is_there(row.get("needs")):
+                marks = [pytest.mark.slow] * row.get("slow", False)
+                values = [row[key] for key in names]
+                cases.append(pytest.param(*values, id=row.get("case", str(values)), marks=marks))
+        return pytest.mark.parametrize(names, cases)(test)
+
+    return parametrized
+
+
 def is_there(part):
     """Whether a part that may be deleted is there: CaiT's own network (`cait`), an extra, or contrib/NAME.
 
@@ -106,12 +125,10 @@ def nothing_of_the_test_before(monkeypatch):
     if "cait.errors" in sys.modules:
         sys.modules["cait.errors"].tell_once.cache_clear()
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    variables = os.environ.copy()
-    yield
+    with mock.patch.dict(os.environ):
+        yield
     if "lightning_utilities" in sys.modules:
         sys.modules["lightning_utilities.core.rank_zero"].rank_zero_only.rank = 0
-    os.environ.clear()
-    os.environ.update(variables)
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +161,7 @@ def save_mixed(photographs, folder, count, seed):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for i in range(count):
-        size = (int(rng.integers(40, 300)), int(rng.integers(40, 300)))
+        size = rng.integers(40, 300, 2).tolist()
         mode, suffix, options = FORMATS[i % 6]
         picture = photographs[i % 2].resize(size).convert(mode)
         if mode == "RGBA":
@@ -196,9 +213,13 @@ def python(code, cwd=None):
 
 def script(file, folder, *arguments):
     """Run a file in a process of its own."""
-    command = [sys.executable, file, *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT
+        [sys.executable, file, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
 
 
@@ -248,7 +269,7 @@ def takes_several_processes(folder, arguments):
     devices = [word for word in arguments if word.startswith("--trainer.devices=")]
     if devices:
         return devices[-1] != "--trainer.devices=1"
-    config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
+    config = folder / "logs" / arguments[:2][-1] / "config.yaml"
     return (
         config.is_file()
         and re.search(r"^  devices: '?[2-9]", config.read_text(errors="replace"), re.M) is not None
@@ -282,17 +303,14 @@ def call(folder, *arguments, command=(), program="cait"):
 @contextlib.contextmanager
 def in_folder(folder):
     """This process in another folder, from which it also imports, as a user's own; all is undone at the end."""
-    variables, modules = os.environ.copy(), {*sys.modules}
+    modules = {*sys.modules}
     try:
-        with pytest.MonkeyPatch.context() as patch:
+        with mock.patch.dict(os.environ, environment()), pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setattr(sys, "path", [str(folder), *sys.path])
             patch.setattr(rich, "_console", None)
-            os.environ.update(environment())
             yield patch
     finally:
-        os.environ.clear()
-        os.environ.update(variables)
         for name in sys.modules.keys() - modules:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
                 del sys.modules[name]

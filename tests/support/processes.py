@@ -82,9 +82,8 @@ def call(folder, arguments, rank, processes, port):
     return done.returncode, done.stdout, done.stderr
 
 
-def wait(started):
+def wait(waiting):
     """Wait for all. If one has failed the others end, as under torchrun, or else are killed."""
-    waiting = [*started]
     end = time.monotonic() + harness.LIMIT
     while waiting:
         for child in [*waiting]:

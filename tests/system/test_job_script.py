@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from harness import REPO, beside, table
+from harness import REPO, beside, over_table
 
 PARTS = beside(__file__)
 
@@ -34,9 +34,9 @@ def test_it_needs_the_name_of_a_run(place):
     assert submit(place) == (2, [])
 
 
-@pytest.mark.parametrize("job", table(__file__, "jobs"))
-def test_a_job(job, place):
-    for start in job["starts"]:
+@over_table(__file__, "jobs")
+def test_a_job(starts, place):
+    for start in starts:
         ends = {"STATUS": str(start["status"]), "SAYS": start.get("says", "")}
         status, calls = submit(place, *start["words"], **ends, **start.get("variables", {}))
         assert status == start.get("exits", start["status"])

@@ -10,7 +10,18 @@ import signal
 import subprocess
 
 import pytest
-from harness import LIMIT, SMALL, call, checkpoint, ended, environment, rows, start, table, works
+from harness import (
+    LIMIT,
+    SMALL,
+    call,
+    checkpoint,
+    ended,
+    environment,
+    over_table,
+    rows,
+    start,
+    works,
+)
 from processes import apart
 from recorder import lines_of
 from runs import RECIPE, TWO, assert_same
@@ -34,15 +45,17 @@ def whole(place):
     return train
 
 
-@pytest.mark.parametrize("end", table(__file__, "ends"))
+@over_table(__file__, "ends", variables={}, is_torn=False)
 @pytest.mark.usefixtures("cait")
-def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, tmp_path, whole):
+def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(
+    name, processes, variables, is_torn, tmp_path, whole
+):
     run = tmp_path / "logs/cut"
-    expected = whole(end["processes"])
-    signum = signal.Signals[end["signal"]]
+    expected = whole(processes)
+    signum = signal.Signals[name]
     words = [
         *RECIPE,
-        *DEVICES[end["processes"]],
+        *DEVICES[processes],
         "--run_name=cut",
         "--trainer.callbacks+=misfortunes.GroupIsSignalled",
         "--trainer.callbacks.step=14",
@@ -50,7 +63,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, tmp_path, whole
     ]
     if signum != signal.SIGKILL:
         words.append("--save_every_n_steps=1000")  # what stands there was saved for the signal
-    job = start(tmp_path, "fit", *words, env=environment() | end.get("variables", {}))
+    job = start(tmp_path, "fit", *words, env=environment() | variables)
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode in (-signum, 128 + signum), output
     assert not re.search("Seed set to|GPU available|Loading `train_dataloader`", output)
@@ -58,7 +71,6 @@ def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(end, tmp_path, whole
     if signum != signal.SIGKILL:
         assert "Traceback" not in output
         assert rows(run) == rows(expected)[: len(rows(run))]
-    is_torn = "is_torn" in end
     if is_torn:
         last = run / "checkpoints/last.ckpt"
         last.write_bytes(last.read_bytes()[:-1000])
@@ -90,13 +102,15 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_limit")
-@pytest.mark.parametrize("row", table(__file__, "misfortunes"))
-def test_the_command_of_the_last_line_continues_a_run(row, cait, tmp_path, whole, request):
+@over_table(__file__, "misfortunes")
+def test_the_command_of_the_last_line_continues_a_run(
+    case, says, file, words, cait, tmp_path, whole, request
+):
     run = tmp_path / "logs/cut"
-    if row["case"] == "DiskIsFilled":
+    if case == "DiskIsFilled":
         request.getfixturevalue("small_disk")
-    happens = [f"--trainer.callbacks+=misfortunes.{row['case']}", "--trainer.callbacks.step=5"]
-    failed = cait("fit", *RECIPE, *row["words"].split(), "--run_name=cut", *happens)
+    happens = [f"--trainer.callbacks+=misfortunes.{case}", "--trainer.callbacks.step=5"]
+    failed = cait("fit", *RECIPE, *words.split(), "--run_name=cut", *happens)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with contextlib.suppress(FileNotFoundError):
         (tmp_path / "data/gone").rename(tmp_path / "data/digits")
@@ -104,11 +118,10 @@ def test_the_command_of_the_last_line_continues_a_run(row, cait, tmp_path, whole
     assert failed.returncode == 2, failed.stderr
     assert "Traceback" not in failed.stderr
     line, _, command = failed.stderr.splitlines()[-1].rpartition("; to continue: cait ")
-    assert row["says"] in line
-    assert ckpt.is_whole(run / "checkpoints" / row["file"])
+    assert says in line
+    assert ckpt.is_whole(run / "checkpoints" / file)
     assert not list((run / "checkpoints").glob(".*"))
-    resumed = works(call(tmp_path, *command.split()))
-    assert row["file"] in resumed.stderr
+    assert file in works(call(tmp_path, *command.split())).stderr
     assert not (run / "unreadable_images.csv").exists()
     assert_same(run, whole(1))
 

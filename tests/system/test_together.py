@@ -9,7 +9,7 @@ import warnings
 import gloo
 import pytest
 import torch
-from harness import beside, table
+from harness import beside, over_table
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
@@ -204,20 +204,20 @@ def together(tmp_path_factory):
     return gloo.answers(__file__, "TWO", tmp_path_factory.mktemp("two"), 2)
 
 
-@pytest.mark.parametrize("row", table(__file__, "stops"))
-def test_what_one_process_asks_for_stops_both_at_the_same_step(row, together):
-    first, second = together[row["case"]]
+@over_table(__file__, "stops")
+def test_what_one_process_asks_for_stops_both_at_the_same_step(case, least, most, together):
+    first, second = together[case]
     assert first == second
-    assert row["from"] <= first <= row["to"]
+    assert least <= first <= most
 
 
-@pytest.mark.parametrize("row", table(__file__, "shares"))
-def test_both_processes_have_the_metrics_of_all_images(row, together):
-    first, second = row["shares"]
+@over_table(__file__, "shares")
+def test_both_processes_have_the_metrics_of_all_images(case, shares, together):
+    first, second = shares
     whole = metrics_of(first + second)
-    assert together[row["case"]] == [whole, whole]
+    assert together[case] == [whole, whole]
     assert 0 < float(whole["val/acc5"]) < 100
-    assert (whole["val/auroc"] == "nan") == (row["case"] == "a class has no image")
+    assert (whole["val/auroc"] == "nan") == (case == "a class has no image")
 
 
 def test_a_validation_amid_an_accumulation_takes_the_statistics_that_are_saved(together):

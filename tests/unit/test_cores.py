@@ -4,7 +4,7 @@ import os
 
 import joblib
 import pytest
-from harness import python, table, works
+from harness import over_table, python, works
 from modules import images_in
 
 from cait import cores
@@ -15,18 +15,18 @@ def not_in_slurm(monkeypatch):
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
 
 
-@pytest.mark.parametrize("row", table(__file__, "shares"))
-def test_the_share_of_a_process(row, monkeypatch):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: row["cores"])
-    os.environ.update(row["variables"])
-    assert cores.share(row["processes"]) == row["share"]
+@over_table(__file__, "shares")
+def test_the_share_of_a_process(here, variables, processes, share, monkeypatch):
+    monkeypatch.setattr(joblib, "cpu_count", lambda: here)
+    os.environ.update(variables)
+    assert cores.share(processes) == share
 
 
-@pytest.mark.parametrize(("cores_here", "workers"), [(6, 6), (96, 16)])
+@over_table(__file__, "workers")
 def test_a_loader_of_ones_own_script_has_a_worker_for_each_core(
-    cores_here, workers, digits_root, monkeypatch
+    here, workers, digits_root, monkeypatch
 ):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: cores_here)
+    monkeypatch.setattr(joblib, "cpu_count", lambda: here)
     data = images_in(digits_root, num_workers=None)
     data.setup()
     assert data.train_dataloader().num_workers == workers

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from harness import over_table
 
 from cait import disk
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
 
 
-@pytest.mark.parametrize(
-    ("moves", "texts"),
-    [(0, ["old", "older"]), (1, [None, "old"]), (2, ["new", "old"])],
-)
+@over_table(__file__, "kills")
 def test_a_kill_leaves_a_whole_file(moves, texts, tmp_path, monkeypatch):
     """The one before, the new one, or while they change places the one before under the name for it."""
     path, previous = tmp_path / "last", tmp_path / "previous"

@@ -10,7 +10,7 @@ from pathlib import Path
 import gloo
 import pytest
 import torch
-from harness import LIMIT, SMALL, ended, rows, start, table, works
+from harness import LIMIT, SMALL, ended, over_table, rows, start, works
 from runs import RECIPE, wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -26,8 +26,7 @@ SHARDED = """
 
 def run_pair(folder, settings, trainers):
     (folder / "settings.json").write_text(json.dumps([settings, trainers]))
-    situations = str(Path(__file__).with_name("fsdp_pair.py"))
-    return gloo.answers(situations, "SITUATIONS", folder, 2)
+    return gloo.answers(str(Path(__file__).with_name("fsdp_pair.py")), "SITUATIONS", folder, 2)
 
 
 @pytest.fixture(scope="module")
@@ -90,28 +89,19 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, both):
     assert_same(folder / "fsdp-again/last.ckpt", folder / "fsdp/last.ckpt")
 
 
-@pytest.mark.parametrize(
-    ("situation", "line"),
-    [
-        ("tied", "Tied fails on images of .3, 8, 8."),
-        ("scaled", "the network cannot be sharded"),
-        ("adafactor", "take another --model.optimizer"),
-        ("adamuon", "fsdp2 cannot run this step: .*; take another --model.optimizer"),
-        ("uneven", "they have 3 to 4 batches"),
-    ],
-)
-def test_what_shows_only_in_training_is_refused(situation, line, both):
-    first, second = both[situation]
+@over_table(__file__, "refused")
+def test_what_shows_only_in_training_is_refused(case, line, both):
+    first, second = both[case]
     assert first == second
     assert re.match(f"UserError: .*{line}[^\n]*$", first)
 
 
-@pytest.mark.parametrize("row", table(__file__, "settings"))
-def test_other_settings_train_as_with_ddp(row, tmp_path):
-    answers = run_pair(tmp_path, row["module"], row["trainer"])
+@over_table(__file__, "settings")
+def test_other_settings_train_as_with_ddp(module, trainer, tolerance, tmp_path):
+    answers = run_pair(tmp_path, module, trainer)
     for name in ("ddp-to-fsdp", "fsdp-to-ddp", "fsdp"):
         for ours, theirs in zip(answers[name], answers["ddp"], strict=True):
-            assert_losses(ours, theirs, row["tolerance"])
+            assert_losses(ours, theirs, tolerance)
     for again, ours in zip(answers["fsdp-again"], answers["fsdp"], strict=True):
         assert str(again) == str(ours[-len(again) :])
     sharded, plain = (read_checkpoint(tmp_path / name / "last.ckpt") for name in ("fsdp", "ddp"))

@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from cait_attention_cases import attention_case, attention_results
-from harness import LIMIT, REPO, environment, parsed, slow, works
+from harness import LIMIT, REPO, environment, over_table, works
 from torch.utils.checkpoint import checkpoint
 
 import cait
@@ -28,7 +27,6 @@ runs = pytest.mark.skipif(
     not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process"
 )
 
-CASES = parsed(Path(__file__).with_name("cases.yaml"))
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
 
@@ -71,7 +69,7 @@ def no_less_exact(inputs):
 
 
 @runs
-@pytest.mark.parametrize("sizes", CASES, ids=str)
+@over_table(__file__, "cases")
 def test_no_less_exact_than_the_reference(sizes, monkeypatch):
     from contrib.fused import attention
 
@@ -208,9 +206,7 @@ def step(model, images, call=None):
 
 
 @runs
-@pytest.mark.parametrize(
-    ("autocast", "near", "nearer"), [(True, 2e-3, 1e-4), *slow((False, 1e-5, 1e-6))]
-)
+@over_table(__file__, "precisions")
 def test_a_network_with_it_compiled_checkpointed_and_plain(autocast, near, nearer):
     images = torch.randn(2, 3, 24, 24, device=DEVICE)
     model = network()
@@ -267,7 +263,7 @@ def test_without_triton_it_is_told(monkeypatch):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize(("name", "N"), [("forward", 576), ("backward", 197), ("backward", 576)])
+@over_table(__file__, "compiled")
 def test_the_kernels_compile_for_a_gpu_that_is_not_here(name, N, monkeypatch):
     monkeypatch.syspath_prepend(REPO / "benchmarks")
     from kernel import compiled

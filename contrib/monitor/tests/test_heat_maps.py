@@ -42,8 +42,7 @@ def test_a_heat_map_shows_the_rows_of_the_file_by_epochs(tmp_path):
     (mesh,) = (shown for shown in panels["feed-forward"].collections if isinstance(shown, QuadMesh))
     shown = [[1.02, 1.05, 1.08, 1.17], [2.02, 2.05, 2.08, 2.17]]
     np.testing.assert_allclose(mesh.get_array(), shown)
-    epochs = mesh.get_coordinates()[0, :, 0]
-    np.testing.assert_allclose(epochs, [0.25, 0.75, 1.25, 2.25, 3.75])
+    np.testing.assert_allclose(mesh.get_coordinates()[0, :, 0], [0.25, 0.75, 1.25, 2.25, 3.75])
 
 
 def test_another_networks_modules_have_their_names(tmp_path):

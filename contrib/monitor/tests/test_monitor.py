@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from harness import SMALL, beside, ended, slow, table
+from harness import SMALL, beside, ended, over_table, slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, images_in, loader, module, precision_of, train, trainer
 from networks import needs_a_compiler, needs_ablations, network
@@ -24,7 +24,6 @@ from cait.train.module import CaiTModule
 from contrib.monitor.branches import measure, watch_gradients
 from contrib.monitor.callback import Monitor
 
-QUANTILES = ("gamma_min", "gamma_q25", "gamma_median", "gamma_q75", "gamma_max")
 TABLE = beside(__file__)
 
 
@@ -97,7 +96,6 @@ def expected(model, folder, step, accumulated=1, precision="32"):
     scale = 2.0**16 if is_half else 1.0
     mixed = torch.autocast("cpu", torch.float16 if is_half else torch.bfloat16, precision != "32")
     model = deepcopy(model)
-    model.zero_grad()
     paths = []
     for batch in range(step * accumulated, (step + 1) * accumulated):
         paths += folder.glob(f"*-{batch}.pt")
@@ -129,16 +127,18 @@ def expected(model, folder, step, accumulated=1, precision="32"):
         gradient = flat(parameters[name].grad for name in names) / scale
         before = flat(record["weights"][name] for name in names)
         update = flat(record["after"][name] for name in names) - before
-        values[number, part, "branch_ratio"] = ratio
-        values[number, part, "activation_rms"] = square.sqrt()
-        values[number, part, "grad_norm"] = gradient.norm()
-        values[number, part, "update_cosine"] = -gradient @ update / gradient.norm() / update.norm()
-        values[number, part, "update_ratio"] = update.norm() / before.norm()
+        of_branch = {
+            "branch_ratio": ratio,
+            "activation_rms": square.sqrt(),
+            "grad_norm": gradient.norm(),
+            "update_cosine": -gradient @ update / gradient.norm() / update.norm(),
+            "update_ratio": update.norm() / before.norm(),
+        }
         gamma = record["weights"].get(prefixes[0])
         if gamma is not None:
-            quantiles = gamma.abs().quantile(torch.tensor([0, 0.25, 0.5, 0.75, 1]))
-            for name, quantile in zip(QUANTILES, quantiles, strict=True):
-                values[number, part, name] = quantile
+            for name, share in TABLE["quantiles"].items():
+                of_branch[name] = gamma.abs().quantile(share)
+        values |= {(number, part, name): value for name, value in of_branch.items()}
     return {key: value.item() for key, value in values.items() if value.isfinite()}
 
 
@@ -154,13 +154,9 @@ def net_of(fields=FIELDS, **settings):
     return module(lr=1e-2, warmup_epochs=0, fields=FIELDS | fields, **settings)
 
 
-@pytest.mark.parametrize("row", table(__file__, "watched"))
-def test_figures_are_those_of_plain_pytorch(row, tmp_path):
-    if "needs" in row:
-        pytest.importorskip(row["needs"])
-    accumulated = row.get("accumulated", 1)
-    precision = row.get("precision", "32")
-    net = net_of(row.get("fields", {}), **row.get("settings", {}))
+@over_table(__file__, "watched", settings={}, fields={}, accumulated=1, precision="32")
+def test_figures_are_those_of_plain_pytorch(settings, fields, accumulated, precision, tmp_path):
+    net = net_of(fields, **settings)
     steps = tmp_path / "steps"
     fit = trainer(
         callbacks=[Monitor(3), StepRecorder(str(steps))],

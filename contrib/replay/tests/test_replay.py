@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from golden import files_in
-from harness import SMALL, beside, call, checkpoint, ended, python, rows, slow, start, works
-from harness import table as rows_of
+from harness import SMALL, beside, call, checkpoint, ended, over_table, python, rows, start, works
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from modules import module, trainer
 from PIL import Image
@@ -59,10 +58,10 @@ def images_of(root, kind=ImageNetDataModule, **settings):
     return kind(str(root), **TABLE["every"] | settings)
 
 
-@pytest.mark.parametrize("row", rows_of(__file__, "batches"))
-def test_the_batches_are_those_of_training_to_the_bit(row, mixed_root):
+@over_table(__file__, "batches")
+def test_the_batches_are_those_of_training_to_the_bit(kind, settings, mixed_root):
     (mixed_root / "train/cat/0.jpg").write_bytes(b"no image")  # so that another stands in
-    images = partial(images_of, mixed_root, KINDS[row["kind"]], **row["settings"])
+    images = partial(images_of, mixed_root, KINDS[kind], **settings)
     captured = {}
 
     def capture(fit, net, batch, number):
@@ -149,8 +148,7 @@ def killed(place):
 
 
 def replay(place, *words):
-    done = works(call(place, "replay", *words, "--images=1"))
-    return done.stdout
+    return works(call(place, "replay", *words, "--images=1")).stdout
 
 
 def contents(run):
@@ -182,16 +180,7 @@ def assert_as_logged(output, run, steps):
     assert shown(output) == expected, output
 
 
-@pytest.mark.parametrize(
-    ("first", "begin"),
-    [
-        (3, "no checkpoint lies before it, so from the first step: steps 0 to 12 are"),
-        *slow(
-            (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
-            (65, "checkpoints/previous.ckpt: steps 65 to 65 are"),
-        ),
-    ],
-)
+@over_table(__file__, "begun")
 def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place, killed, first, begin):
     before = contents(killed)
     steps = range(first, min(first + 10, 66))
@@ -206,8 +195,7 @@ def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place, killed, first
         losses = [float(image["loss"]) for image in table(Path(f"{file}.csv"))]
         assert np.mean(losses) == pytest.approx(float(expected["train/loss"]), rel=1e-5)
         norms = [float(layer["norm"]) for layer in table(Path(f"{file}-gradients.csv"))]
-        norm = np.linalg.norm(norms)
-        assert norm == pytest.approx(float(expected["train/grad_norm"]), rel=1e-5)
+        assert np.linalg.norm(norms) == pytest.approx(float(expected["train/grad_norm"]), rel=1e-5)
         assert Image.open(f"{file}.png").width > 500
 
 

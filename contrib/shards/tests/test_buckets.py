@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import loopback
 import numpy as np
 import pytest
-from harness import LIMIT, ended, parsed, start, works
+from harness import LIMIT, ended, over_table, parsed, start, works
 from runs import RECIPE, TWO, assert_same, wait_for_steps
 from shard_sets import module
 
@@ -19,10 +19,7 @@ from contrib.shards import bucket
 from contrib.shards.bucket import Bucket, Piece
 
 
-@pytest.mark.parametrize(
-    ("root", "error"),
-    [("s3://no-such-bucket/digits", "NoSuchBucket"), ("s3://pictures/nothing", "NoSuchKey")],
-)
+@over_table(__file__, "addresses")
 def test_an_address_where_nothing_is_is_told_at_once(root, error, s3, tmp_path):
     with pytest.raises(UserError, match=rf"{root}/shards.json: .*\({error}\)") as raised:
         module(root, data_dir=str(tmp_path))
@@ -59,14 +56,7 @@ def test_a_chunk_that_is_not_whole_in_the_bucket_ends_the_run(problem, digit_sha
     assert raised.value.status == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        (dict(order="windowed", cache_gb=5e-5), "9 chunks of .*--data.cache_gb or .*--data.window"),
-        (dict(cache_gb=5e-5), "the chunks of .*--data.cache_gb or give --data.order windowed"),
-        (dict(cache_gb=1e-6), "a chunk of .*--data.cache_gb"),
-    ],
-)
+@over_table(__file__, "caches")
 def test_a_cache_that_is_too_small_is_refused(settings, remedy, digits_address, tmp_path):
     with pytest.raises(UserError, match=remedy):
         module(digits_address, data_dir=str(tmp_path), **settings)
@@ -88,8 +78,7 @@ def test_a_run_on_s3_ends_with_the_bits_of_the_folder_whatever_fails_and_can_be_
     assert out.returncode == 75  # for a scheduler to try again
     assert f"error: cannot read {digits_address}/shards.json: " in out.stderr
     s3.fail("cut", 3)
-    done = cait(*fit)
-    assert "it is tried again for 10 minutes" in done.stderr
+    assert "it is tried again for 10 minutes" in cait(*fit).stderr
     run = tmp_path / "logs/s3"
     assert_same(run, trained)
     works(cait("eval", "s3"))
@@ -201,9 +190,7 @@ def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path, pie
     assert s3.count("/some/") == 1
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, dict(cache_gb=9e-5, order="windowed", window=3)], ids=["all", "a third"]
-)
+@over_table(__file__, "orders")
 def test_a_chunk_is_requested_once_in_an_epoch(settings, digits_address, tmp_path, s3):
     data = module(digits_address, batch_size=16, data_dir=str(tmp_path), **settings)
     s3.paths.clear()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encoded_image import encoded
+from harness import over_table
 from PIL import ExifTags, Image
 from same import same
 from shard_sets import batches, make, module
@@ -81,25 +82,14 @@ def test_large_images_are_made_smaller_and_nothing_else_is(root, tmp_path):
     assert np.asarray(opened(after["deep.png"])).max() > 200  # scaled from 16 bits, not cut off
 
 
-@pytest.mark.parametrize(
-    ("options", "reading"),
-    [
-        ([], {}),
-        (
-            ["--exif_orientation=false", "--background=null"],
-            dict(exif_orientation=False, background=None),
-        ),
-    ],
-    ids=["as usual", "as published"],
-)
+@over_table(__file__, "readings")
 def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(options, reading, root, tmp_path):
     shards = make(root, tmp_path / "raw", "--raw", *options)
     after = stored(shards)
     assert after["none.jpg"] == b"<html>"
     assert after["photo.jpg"].startswith(b"P6\n60 48\n255\n")
     for settings in ({}, dict(repeats=3), dict(repeats=3, backend="timm")):
-        ours = module(shards, **reading, **settings)
-        theirs = module(root, **reading, **settings)
+        ours, theirs = (module(path, **reading, **settings) for path in (shards, root))
         assert same(batches(ours), batches(theirs))
     with pytest.raises(UserError, match=r"give --data\.exif_orientation"):
         module(shards, exif_orientation=bool(reading))

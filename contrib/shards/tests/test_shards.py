@@ -7,12 +7,11 @@ import os
 import shutil
 import time
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from harness import LIMIT, parsed
+from harness import LIMIT, over_table, parsed, table
 from shard_sets import make, module
 
 from cait.cli import main
@@ -20,8 +19,6 @@ from cait.data.loader import TrainBatchSampler
 from cait.data.source import open_source
 from cait.errors import UserError
 from contrib.shards.source import Windowed
-
-DAMAGES = parsed(Path(__file__).with_name("damages.yaml"))
 
 
 def test_litdata_reads_them_too(digit_shards):
@@ -64,7 +61,7 @@ def refusal(capsys, *words):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kills", [(3,), pytest.param((1, 8, 15, 25, 40), marks=pytest.mark.slow)])
+@over_table(__file__, "making")
 def test_a_making_that_is_killed_goes_on_to_the_same_files(kills, digits_root, tmp_path, capsys):
     shards = tmp_path / "killed"
     for number, chunks in enumerate(kills):
@@ -78,8 +75,8 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(kills, digits_root, t
     assert len(made) >= kills[-1]
     make(digits_root, shards, "--images=40", "--workers=1")
     assert {path: path.stat().st_mtime_ns for path in made} == made  # it is not made again
-    whole = make(digits_root, tmp_path / "whole", "--images=40", "--workers=2")
-    assert tree(shards) == tree(whole)
+    make(digits_root, tmp_path / "whole", "--images=40", "--workers=2")
+    assert tree(shards) == tree(tmp_path / "whole")
     assert "is not an empty folder" in refusal(capsys, *other)
     source = open_source(str(shards))
     assert (len(source.train), len(source.val)) == (1437, 360)
@@ -102,7 +99,7 @@ def flip(path):
 
 
 def damage(shards, row):
-    """What a row of damages.yaml does to shards."""
+    """What a row of damages does to shards."""
     table = shards / "train/images.npz"
     if "text" in row:
         table.write_text(row["text"])
@@ -129,7 +126,7 @@ def copy(digit_shards, tmp_path):
     return shutil.copytree(digit_shards, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("row", DAMAGES, ids=lambda row: row["case"])
+@pytest.mark.parametrize("row", table(__file__, "damages"))
 def test_shards_that_are_not_whole_are_told(row, copy):
     damage(copy, row)
     with pytest.raises(UserError) as raised:

@@ -118,12 +118,10 @@ class Cluster:
         first_process = children.read_text().split()[0]
         (self.folder / "pids" / name).write_text(first_process)
         if name == LOGIN:
-            self._in_network_of_login("ip", "link", "add", "switch", "type", "bridge")
+            self._link("add switch type bridge")
         else:
-            cable = f"cable-{name}"
-            link = ["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0"]
-            self._in_network_of_login(*link, "netns", first_process)
-            self._in_network_of_login("ip", "link", "set", cable, "master", "switch", "up")
+            self._link(f"add cable-{name} type veth peer name eth0 netns {first_process}")
+            self._link(f"set cable-{name} master switch up")
 
     def off(self, name):
         """Cut the power: all processes of a machine are killed at once, and send no last word."""
@@ -133,7 +131,7 @@ class Cluster:
         first_process = int(path.read_text())
         if name != LOGIN:
             with contextlib.suppress(subprocess.CalledProcessError):
-                self._in_network_of_login("ip", "link", "delete", f"cable-{name}")
+                self._link(f"delete cable-{name}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(first_process, signal.SIGKILL)
         wait_until(lambda: not _is_running(first_process), f"{name} has ended")
@@ -141,11 +139,11 @@ class Cluster:
 
     def unplug(self, name):
         """Pull the cable of a machine out; its processes go on."""
-        self._in_network_of_login("ip", "link", "set", f"cable-{name}", "down")
+        self._link(f"set cable-{name} down")
 
     def plug(self, name):
         """Put the cable of a machine in again."""
-        self._in_network_of_login("ip", "link", "set", f"cable-{name}", "up")
+        self._link(f"set cable-{name} up")
 
     # Commands on the machines
 
@@ -169,9 +167,10 @@ class Cluster:
 
         wait_until(is_idle, "all machines are idle")
 
-    def _in_network_of_login(self, *words):
+    def _link(self, words):
+        """`ip link` with these words, in the network of `login`."""
         first_process = (self.folder / "pids" / LOGIN).read_text()
-        call("nsenter", "--target", first_process, "--net", "--", *words)
+        call("nsenter", "--target", first_process, "--net", "--", "ip", "link", *words.split())
 
     # Files
 

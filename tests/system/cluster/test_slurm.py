@@ -6,23 +6,23 @@
 import time
 
 import faults
-import pytest
 from cluster import LOGIN, wait_until
-from harness import checkpoint, rows, table
+from harness import checkpoint, over_table, rows
 from trial import LIMIT, Job, errors_in, images_by_step
 
 
-@pytest.mark.parametrize("row", table(__file__, "faults"))
-def test_a_run_that_a_fault_strikes_ends_as_if_nothing_had_happened(row, trial, request):
+@over_table(__file__, "faults", machine="n2", options="", tasks=1, goes_on=False)
+def test_a_run_that_a_fault_strikes_ends_as_if_nothing_had_happened(
+    case, fault, machine, options, tasks, goes_on, trial, request
+):
     """The first machine has the job's script, and process 0."""
-    tasks = row.get("tasks", 1)
     alone = request.getfixturevalue("alone" if tasks == 1 else "alone_of_four")
-    run = row["case"].replace(" ", "-")
-    job = trial.submit(run, options=row.get("options", ""), tasks=tasks)
+    run = case.replace(" ", "-")
+    job = trial.submit(run, options=options, tasks=tasks)
     trial.wait_for_steps(run, 20)
-    faults.strike(getattr(faults, row["fault"]), job, row.get("machine", "n2"))
+    faults.strike(getattr(faults, fault), job, machine)
     job.ends_as(alone)
-    assert (job["Restarts"] == "0") == row.get("goes_on", False)
+    assert (job["Restarts"] == "0") == goes_on
     trial.cluster.wait_until_idle()
 
 
@@ -84,18 +84,16 @@ def test_scancel_saves_and_the_job_does_not_come_back(trial, alone):
     trial.submit("cancelled").ends_as(alone)
 
 
-@pytest.mark.parametrize("row", table(__file__, "mistakes"))
-def test_a_mistake_fails_once_with_one_line(row, trial, alone):
-    if "on_n1" in row:
-        trial.on("n1", "cp", "-r", "data/digits", row["on_n1"])
-    job = trial.submit(
-        row["case"], *row["words"], options=row.get("options", ""), tasks=row.get("tasks", 1)
-    )
+@over_table(__file__, "mistakes", on_n1="", options="", tasks=1)
+def test_a_mistake_fails_once_with_one_line(case, words, says, on_n1, options, tasks, trial, alone):
+    if on_n1:
+        trial.on("n1", "cp", "-r", "data/digits", on_n1)
+    job = trial.submit(case, *words, options=options, tasks=tasks)
     job.wait_for("FAILED")
     [line] = errors_in(job.output)
-    assert line.startswith(f"cait: error: {row['says']}")
+    assert line.startswith(f"cait: error: {says}")
     assert (job["Restarts"], job["ExitCode"]) == ("0", "2:0")
-    assert not (trial.folder / "logs" / row["case"]).exists()
+    assert not (trial.folder / "logs" / case).exists()
 
 
 def test_five_failures_in_a_row_stop_a_job(trial):

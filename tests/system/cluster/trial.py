@@ -11,19 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import LOGIN, REPO, call, wait_until
-from harness import SMALL, rows
-from runs import assert_same
+from harness import rows
+from runs import RECIPE, assert_same
 
-SETTINGS = [
-    *SMALL,
-    "--data.num_workers=0",
-    "--trainer.max_epochs=3",
-    "--trainer.log_every_n_steps=1",
-    "--trainer.callbacks+=pace.Pace",
-    "--model.drop_path_rate=0.2",
-    "--ema.decay=0.9",
-    "--save_every_n_steps=3",
-]
+SETTINGS = [*RECIPE, "--data.num_workers=0", "--trainer.callbacks+=pace.Pace"]
 """A run of 66 steps, on any number of processes, with all that a checkpoint could forget."""
 LIMIT = 600.0
 """Seconds after which a job hangs."""

@@ -1,15 +1,14 @@
 """Configurations as they are read, and where a setting comes from."""
 
-import pytest
 import yaml
-from harness import table
+from harness import over_table
 from jsonargparse._loaders_dumpers import yaml_load
 
 from cait.cli.options import Line
 from cait.guards import configurations
 
 
-@pytest.mark.parametrize("value", ["1e-3", "12e4", "+1.5E7", 1e-3, 1e22, "1e", "e3", "2024"])
+@over_table(__file__, "numbers")
 def test_a_name_like_a_number_stays_text(value):
     """As that of a run, or of its data, in config.yaml: YAML 1.1 takes it for text, and the parser for a number."""
     text = yaml.safe_dump({"it": value})
@@ -20,7 +19,7 @@ def test_a_number_needs_no_dot():
     assert configurations.load("1e-3", "it") == 1e-3
 
 
-@pytest.mark.parametrize("text", ["2024-01-31", "2024-01-31 12:30:00", "2024-01-31T12:30:00Z"])
+@over_table(__file__, "dates")
 def test_a_name_like_a_date_is_text_as_the_parser_takes_it(text):
     assert configurations.load(f"run_name: {text}", "it") == {"run_name": text}
     assert yaml_load(f"run_name: {text}") == {"run_name": text}
@@ -41,11 +40,11 @@ def test_a_plus_names_the_setting_that_it_appends_to(tmp_path):
     )
 
 
-@pytest.mark.parametrize("row", table(__file__, "sources"))
-def test_where_a_setting_comes_from(row):
+@over_table(__file__, "sources")
+def test_where_a_setting_comes_from(settings, source):
     line = Line("fit", ["--model.fields.depth=3", "--trainer.callbacks+", "Timer", "word"])
     line.layers = [(None, {"model": {"lr": 1, "fields": {"depth": 2}}}), (None, {"data.root": "x"})]
     assert line.typed == {"model.fields.depth", "trainer.callbacks"}
-    assert line.sources.last(row["settings"]) == row["source"]
+    assert line.sources.last(settings) == source
     config = {"model": {"lr": 1, "name": "x"}, "data": {"root": "y"}}
     assert line.sources.given(config) == {"model.lr": 1, "data.root": "y"}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import table
+from harness import over_table
 from modules import images_in
 
 from cait.data.datamodule import ACCUMULATED, BATCH
@@ -77,11 +77,10 @@ def test_each_fact_alone_refuses_a_checkpoint(two_classes):
             data.load_state_dict(state)
 
 
-@pytest.mark.parametrize("row", table(__file__, "others"))
-def test_a_run_of_other_settings_is_not_resumed_unless_it_is_asked_for(row, two_classes):
-    settings = row["settings"]
+@over_table(__file__, "others")
+def test_a_run_of_other_settings_is_not_resumed_unless_it_is_asked_for(case, settings, two_classes):
     state = in_training(two_classes).state_dict()
-    with pytest.raises(UserError, match=row["case"]):
+    with pytest.raises(UserError, match=case):
         in_training(two_classes, **settings).load_state_dict(state)
     in_training(two_classes, **settings, check_resume=False).load_state_dict(state)
 

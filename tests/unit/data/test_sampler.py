@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+from harness import over_table
 from modules import images_in
 from same import same
 
@@ -21,7 +22,7 @@ def test_a_pass_may_begin_at_any_batch():
     assert list(sampler) == whole[5:]
 
 
-@pytest.mark.parametrize(("length", "world_size"), [(15, 2), (7, 4), (2, 4), (8, 1)])
+@over_table(__file__, "sets")
 def test_evaluation_sees_every_index_once(length, world_size):
     seen = []
     for rank in range(world_size):
@@ -44,7 +45,7 @@ def steps(processes, accumulated):
     return images
 
 
-@pytest.mark.parametrize(("processes", "accumulated"), [(4, 1), (2, 2), (1, 4), (2, 4)])
+@over_table(__file__, "steps")
 def test_a_step_has_the_same_images_however_they_are_divided(processes, accumulated):
     assert steps(processes, accumulated) == steps(1, 1)
 

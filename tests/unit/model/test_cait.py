@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from harness import over_table
 from torch import nn
 from torch.nn.functional import gelu, linear
 from torch.testing import assert_close
@@ -22,8 +23,7 @@ def with_gradients(output, leaves):
 def test_skipping_work_is_multiplying_by_zero(rate):
     torch.manual_seed(0)
     fields = dict(embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.7)
-    model = cait.create_model("s24", 32, drop_path_rate=rate, **fields)
-    block = model.blocks[0].double()
+    block = cait.create_model("s24", 32, drop_path_rate=rate, **fields).blocks[0].double()
     x = torch.randn(9, 4, 32, dtype=torch.float64, requires_grad=True)
 
     def drop(branch):
@@ -54,8 +54,7 @@ def test_the_maps_on_request_are_those_that_weigh_the_values():
         assert_close(layer.proj(weighted.transpose(1, 2).flatten(2)), layer(x))
 
 
-# of gamma: none, a scalar, a channel
-@pytest.mark.parametrize(("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)])
+@over_table(__file__, "gammas")
 @pytest.mark.parametrize("with_gelu", [False, True])
 def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(width, tokens, with_gelu):
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ What is said of those that cannot be built, or are no network, is in tests/cli/g
 
 import pytest
 import torch
-from harness import table
+from harness import over_table
 from modules import loader, module, trainer
 from resumes import assert_resumes
 from torch import Tensor, nn
@@ -41,24 +41,16 @@ def any_arguments(**fields):
     return Dropping(**fields)
 
 
-@pytest.mark.parametrize("row", table(__file__, "names"))
-def test_a_name_becomes_a_network_of_the_size(row):
-    built = network.create_model(row["name"], 32, 7, 0.1, **row["fields"])
-    assert type(built).__name__ == row["case"]
+@over_table(__file__, "names")
+def test_a_name_becomes_a_network_of_the_size(case, name, fields, heads):
+    built = network.create_model(name, 32, 7, 0.1, **fields)
+    assert type(built).__name__ == case
     assert built(torch.randn(3, 3, 32, 32)).shape == (3, 7)
-    assert {key.rpartition(".")[0] for key in classifier_keys(built)} == {*row["heads"]}
+    assert {key.rpartition(".")[0] for key in classifier_keys(built)} == {*heads}
 
 
-@pytest.mark.parametrize(
-    ("name", "channels", "is_last"),
-    [
-        ("timm/test_efficientnet", 1, True),
-        ("timm/test_vit", 3, False),
-        (f"{__name__}:Plain", 3, False),
-    ],
-)
-def test_timms_networks_of_convolutions_run_in_channels_last(name, channels, is_last):
-    fields = {"in_chans": 1} if channels == 1 else {}
+@over_table(__file__, "formats", fields={})
+def test_timms_networks_of_convolutions_run_in_channels_last(name, fields, channels, is_last):
     built = network.create_model(name, 32, 7, **fields).eval()
     formats = set()
 
@@ -88,7 +80,7 @@ def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(tmp
     assert_resumes(path, settings, between=lay_out_anew)
 
 
-@pytest.mark.parametrize(("name", "fields"), [("timm/test_vit", {}), ("xxs24", {"depth": 1})])
+@over_table(__file__, "checkpointed")
 def test_activations_are_checkpointed_where_a_network_can(name, fields):
     built = module(name=name, img_size=32, fields=fields, grad_checkpointing=True)
     assert built.model.grad_checkpointing is True

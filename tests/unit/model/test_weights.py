@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from harness import SMALL, table
+from harness import SMALL, over_table
 from modules import loader, module, train, trainer
 from safetensors.torch import save_file
 from same import same
@@ -17,18 +17,6 @@ from cait.errors import UserError
 from cait.model.weights import load_weights, read_weights
 
 FIELDS = dict(embed_dim=16, depth=1, num_heads=2, patch_size=4)
-PREFIXES = [
-    "",
-    "module.",
-    "_orig_mod.",
-    "module._orig_mod.",
-    "model._orig_mod.",
-    "model.",
-    "net.",
-    "timm_model.",
-    "a.b.",
-]
-HOLDERS = ["", "lightning", "state_dict", "model", "model_state_dict", "student", "net"]
 
 
 def small_network(num_classes=4):
@@ -68,8 +56,8 @@ def test_every_form_of_file_holds_the_same_weights(tmp_path):
     assert_loads(tmp_path / "half.pth", {name: half[name].float() for name in half})
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("prefix", PREFIXES)
+@over_table(__file__, "holders")
+@over_table(__file__, "prefixes")
 def test_weights_behind_one_prefix_are_taken(prefix, holder, tmp_path):
     """As compilation, DDP, Lightning, timm and the scripts of others save them, beside what is no part of them."""
     state = small_network().state_dict()
@@ -140,9 +128,8 @@ def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_pa
 
 
 @pytest.mark.parametrize("ema", [False, True])
-@pytest.mark.parametrize("row", table(__file__, "heads"))
-def test_the_head_is_kept_for_the_same_classes_alone(row, ema, tmp_path):
-    classes, rows = row["classes"], row["rows"]
+@over_table(__file__, "heads")
+def test_the_head_is_kept_for_the_same_classes_alone(classes, rows, ema, tmp_path):
     raw, average = small_network().state_dict(), small_network().state_dict()
     checkpoint = {
         "pytorch-lightning_version": "2.6.6",

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import table
+from harness import over_table
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 
@@ -88,10 +88,10 @@ def check(root, folder):
 
 
 @pytest.mark.usefixtures("photos")
-@pytest.mark.parametrize("row", table(__file__, "among_images"))
-def test_a_new_run_lies_apart_from_images(row):
-    with pytest.raises(UserError, match="is where images are"):
-        check(row["root"], Path(row["folder"]))
+@over_table(__file__, "among_images")
+def test_a_new_run_lies_apart_from_images(root, folder):
+    with pytest.raises(UserError, match=f"^{folder} .*--run_name"):
+        check(root, Path(folder))
 
 
 def test_a_start_that_failed_may_be_repeated_where_it_has_drawn(photos):

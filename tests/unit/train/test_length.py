@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from harness import table
+from harness import over_table
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import loader, module, trainer
@@ -48,18 +48,11 @@ def cosine(share):
     return LOW + (PEAK - LOW) * (1 + math.cos(math.pi * share)) / 2
 
 
-@pytest.mark.parametrize("row", table(__file__, "changes"))
-def test_the_fall_goes_on_from_where_it_stands(row, tmp_path):
+@over_table(__file__, "changes", batches=6, accumulation=None, settings={})
+def test_the_fall_goes_on_from_where_it_stands(stop, batches, accumulation, settings, tmp_path):
     """Or, with another limit, on the cosine to that end."""
-    stop = row["stop"]
     before = train(tmp_path / "x.ckpt", stop)
-    settings = row.get("settings", {})
-    after = train(
-        tmp_path / "x.ckpt",
-        batches=row.get("batches", 6),
-        accumulation=row.get("accumulation"),
-        **settings,
-    )
+    after = train(tmp_path / "x.ckpt", batches=batches, accumulation=accumulation, **settings)
     rest = len(after.rates)
     assert (len(before.rates), before.planned) == (stop, 24)
     assert after.planned == stop + rest

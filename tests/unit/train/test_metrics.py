@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import table
+from harness import over_table
 from modules import module
 from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch.nn.functional import cross_entropy, one_hot
@@ -124,16 +124,18 @@ def test_a_metric_may_have_any_plain_name_and_give_any_number(value, monkeypatch
         torch.testing.assert_close(figures[f"val/{name}"], torch.tensor(float(value)))
 
 
-@pytest.mark.parametrize("row", table(__file__, "modes"))
-def test_the_best_value_of_a_metric_follows_from_its_name_or_from_ones_own_metric(row):
-    for metric in row["names"]:
-        paths = {metric.split("/")[1]: row["path"]} if "path" in row else {}
-        assert best_mode(metric, paths) == row["mode"], metric
-        assert best_mode(metric, EvalMetrics(7, paths).own) == row["mode"], metric
+@over_table(__file__, "modes", path="")
+def test_the_best_value_of_a_metric_follows_from_its_name_or_from_ones_own_metric(
+    names, path, mode
+):
+    for metric in names:
+        paths = {metric.split("/")[1]: path} if path else {}
+        assert best_mode(metric, paths) == mode, metric
+        assert best_mode(metric, EvalMetrics(7, paths).own) == mode, metric
 
 
-@pytest.mark.parametrize("row", table(__file__, "chosen"))
-def test_a_checkpoint_says_which_weights_it_stands_for(row):
-    content = {"callbacks": row["callbacks"], "state_dict": {"model.w": 0}}
-    assert ckpt.uses_average(content) is row["uses"]
-    assert ckpt.chosen_weights(content, "x") == {"w": int(row["uses"])}
+@over_table(__file__, "chosen")
+def test_a_checkpoint_says_which_weights_it_stands_for(callbacks, uses):
+    content = {"callbacks": callbacks, "state_dict": {"model.w": 0}}
+    assert ckpt.uses_average(content) is uses
+    assert ckpt.chosen_weights(content, "x") == {"w": int(uses)}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import parsed, rows
+from harness import over_table, parsed, rows
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LambdaCallback,
@@ -47,10 +47,7 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
     assert "moving average" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("base", "accumulate", "peak"),
-    [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015), (8, 99, 0.03)],
-)
+@over_table(__file__, "peaks")
 def test_the_peak_rate_follows_the_global_batch(base, accumulate, peak):
     plain = {"accumulate_grad_batches": accumulate}
     by_epoch = {"callbacks": [GradientAccumulationScheduler({0: accumulate})]}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import over_table
 from modules import loader, module, train, trainer
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -61,17 +62,7 @@ def named(loss):
     return f"{__name__}:{loss.__name__}"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"optimizer": "adamw"},
-        dict(optimizer="adamw", layer_decay=0.75),
-        {"optimizer": "sgd"},
-        {"optimizer": "muon"},
-        {"optimizer": "lookahead_adamw"},
-        {"optimizer": "torch.optim:RAdam"},
-    ],
-)
+@over_table(__file__, "optimizers")
 def test_what_a_loss_or_a_module_learns_is_a_group_without_weight_decay(settings):
     rates = dict(lr=1e-2, warmup_epochs=0, weight_decay=0.1)
     net = module(Learns, loss=named(Scaled), **rates, **settings)

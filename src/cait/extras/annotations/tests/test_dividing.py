@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from class_folders import write_files
+from harness import over_table
 from label_tables import names, write_table
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -99,15 +100,7 @@ def test_an_image_that_is_marked_to_validate_never_trains(scenes):
     assert [*after.train] == [*before.train][1:]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(labels="marked.csv"),
-        dict(labels="plain.csv"),  # a share of each class validates
-        dict(labels="marked.csv", folds=3),
-        dict(group_by=BY_SCENE, folds=4),
-    ],
-)
+@over_table(__file__, "resumed")
 def test_a_run_that_goes_on_divides_nothing_and_has_the_same_images(settings, scenes):
     """In the same order, with the list of what it held out alone."""
     first, again = (open_source(".", **settings) for _ in range(2))
@@ -145,7 +138,7 @@ def test_a_class_of_few_groups_is_validated_too():
     assert val.sum() < 0.15 * 1440
 
 
-@pytest.mark.parametrize(("several", "images"), [(False, 6), (True, 1)])
+@over_table(__file__, "few")
 def test_some_are_held_out_of_few_images(several, images):
     """Where each class has fewer images than the folds of a tenth, or the whole table has."""
     labels = ["0", "1", "2", "3", "4"] * images

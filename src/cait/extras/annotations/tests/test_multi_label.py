@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import over_table
 from label_tables import write_table
 from modules import images_in
 from same import same
@@ -102,9 +103,7 @@ def test_classes_of_few_images_weigh_more_in_the_loss_if_there_are_data(counts):
 # Mixup and CutMix
 
 
-@pytest.mark.parametrize(
-    ("mode", "switch"), [("batch", 0.0), ("pair", 1.0), ("elem", 0.0), ("elem", 1.0)]
-)
+@over_table(__file__, "mixing")
 def test_labels_are_mixed_in_the_shares_of_one_label_per_image(mode, switch):
     """Which are timm's."""
     images = torch.rand(8, 3, 16, 16)

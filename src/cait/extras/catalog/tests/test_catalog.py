@@ -6,6 +6,7 @@ from pathlib import Path
 import formats
 import numpy as np
 import pytest
+from harness import over_table
 from modules import images_in
 from PIL import Image
 from torchvision import datasets
@@ -61,18 +62,12 @@ def test_archives_that_cannot_be_unpacked_leave_nothing(part, root):
 # Data sets by name
 
 
-@pytest.mark.parametrize(
-    ("name", "write", "train_split", "train", "classes"),
-    [
-        ("cifar10", formats.write_cifar10, "train", 40, 10),
-        ("flowers102", formats.write_flowers, "train+val", 12, 102),
-    ],
-)
+@over_table(__file__, "sets")
 def test_torchvisions_sets_are_read_by_name(
     name, write, train_split, train, classes, tmp_path, monkeypatch, photographs
 ):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "data" / name, monkeypatch, photographs)
+    getattr(formats, write)(tmp_path / "data" / name, monkeypatch, photographs)
     data = set_up(f"torch/{name}", train_split=train_split, val_split="test")
     assert data.num_classes == classes
     assert len(data.train_images) == train
@@ -98,8 +93,8 @@ def test_hugging_faces_sets_are_read_by_name(tmp_path, monkeypatch, photographs)
     assert len(data.train_images) == 4
     samples = data.val_images.samples
     assert [samples[index][1] for index in range(4)] == [0, 0, 1, 1]
-    last = Image.open("sets/pets/test/dog/2.jpg")
-    assert load_image(samples[3][0]).tobytes() == last.tobytes()
+    last = load_image(samples[3][0])
+    assert last.tobytes() == Image.open("sets/pets/test/dog/2.jpg").tobytes()
     for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets"):
             set_up_pets(**{"val_split": "test"} | wrong)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from encoded_image import encoded
+from harness import over_table
 from PIL import ExifTags, Image
 from plane_files import DRAWN, FIVE, npy, packed_tiff, tiff
 from timm.data import create_transform
@@ -65,13 +66,13 @@ def test_a_number_beyond_float32_is_missing():
     assert np.array_equal(found, [[[np.nan, 2.0]]], equal_nan=True)
 
 
-@pytest.mark.parametrize(("upright", "shape"), [(True, (1, 9, 6)), (False, (1, 6, 9))])
+@over_table(__file__, "turned")
 def test_a_png_is_turned_as_its_exif_data_say(upright, shape):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     data = encoded(Image.fromarray(GRAY), "PNG", exif=exif)
     reading = PlanesReading(upright, reader=READER, in_chans=1)
-    assert read(BytesIO(data), reading).shape == shape
+    assert [*read(BytesIO(data), reading).shape] == shape
 
 
 # DICOM

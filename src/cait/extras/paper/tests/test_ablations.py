@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import timm
 import torch
-import yaml
+from harness import over_table
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import cait
@@ -27,13 +27,7 @@ def small(**fields):
     return cait.create_model(**(SMALL | fields))
 
 
-@pytest.mark.parametrize(
-    ("fields", "of_timm"),
-    [
-        (dict(class_token_at=0), {}),
-        (dict(global_pool="avg"), dict(global_pool="avg", class_token=False, fc_norm=False)),
-    ],
-)
+@over_table(__file__, "deit")
 def test_deit_falls_out(fields, of_timm):
     torch.manual_seed(0)
     theirs = timm.create_model("deit_small_patch16_224", **of_timm).eval()
@@ -44,17 +38,14 @@ def test_deit_falls_out(fields, of_timm):
         assert (theirs(images) - ours(images)).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize(
-    "fields",
-    ["residual: rezero", "residual: skipinit", "residual: fixup", "layer_scale_init: 0.0"],
-)
+@over_table(__file__, "identities")
 def test_these_start_as_the_identity(fields):
-    model = small(depth=3, **yaml.safe_load(f"{{{fields}}}"))
+    model = small(depth=3, **fields)
     x = torch.randn(2, 4, 32)
     assert torch.equal(model.blocks(x), x)
     cls = torch.randn(2, 1, 32)
     assert torch.equal(model.blocks_token_only[0](x, cls), cls)
-    if fields == "residual: fixup":
+    if fields == {"residual": "fixup"}:
         assert not model(torch.randn(2, 3, 32, 32)).any()  # and the classifier at 0
 
 
@@ -74,8 +65,7 @@ def near(value):
 
 def eight_blocks(residual):
     """The fourth of eight blocks, beside which there are two of class attention."""
-    model = small(embed_dim=128, depth=8, talking_heads=False, residual=residual)
-    return model.blocks[3]
+    return small(embed_dim=128, depth=8, talking_heads=False, residual=residual).blocks[3]
 
 
 def test_the_weights_of_fixup_follow_its_paper():
@@ -103,25 +93,9 @@ def test_the_weights_of_t_fixup_follow_its_paper():
     assert block.mlp.fc1.weight.std().item() == near((2 / (128 + 512)) ** 0.5 * factor)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        "residual: none",
-        "norm: batchnorm",
-        "act: leaky_relu",
-        "attention: cosine",
-        "cls_in_keys: false",
-        "layer_scale_token_only: false",
-        "class_token_at: 1",
-        "class_token_at: 1, depth_token_only: 0",
-        "num_heads: 32",
-        "residual: fixup, talking_heads: false",
-        "residual: t-fixup",
-        "residual: fixup, norm: batchnorm, attention: cosine",
-    ],
-)
+@over_table(__file__, "choices")
 def test_every_choice_takes_a_step(fields):
-    model = small(depth=3, **yaml.safe_load(f"{{{fields}}}"))
+    model = small(depth=3, **fields)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     images = torch.randn(8, 3, 32, 32)
     losses = []
@@ -142,16 +116,7 @@ def test_the_maps_of_cosine_attention_are_torchs_cosine_similarity():
     assert torch.allclose(attention.maps(x), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(attention="cosine"),
-        dict(attention="cosine", talking_heads=False),
-        dict(talking_heads=False),
-        dict(cls_in_keys=False),
-    ],
-    ids=str,
-)
+@over_table(__file__, "maps")
 def test_the_maps_on_request_are_those_that_weigh_the_values(fields):
     model = small(depth=1, **fields).eval()
     attention = model.blocks[0].attn

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from harness import DEVICES, table
+from harness import DEVICES, over_table
 from modules import images_in
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -116,16 +116,16 @@ def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(
         assert not file.exists()
 
 
-@pytest.mark.parametrize("case", table(__file__, "tries"))
-def test_a_better_baseline_is_said_with_what_to_try(case, tmp_path):
+@over_table(__file__, "tries")
+def test_a_better_baseline_is_said_with_what_to_try(score, settings, tries, tmp_path):
     row = {"how": "so", "seconds": 1.0}
     rows = [row | {"name": "chance", "score": 10.0}, row | {"name": "<regression>", "score": 62.5}]
-    about = {"how": "its best.ckpt", "metric": "top-1", "run": case["run"], "baselines": rows}
+    about = {"how": "its best.ckpt", "metric": "top-1", "run": score, "baselines": rows}
     (tmp_path / baselines.FILE).write_text(json.dumps(about))
     [shown] = plugins.results(tmp_path)
-    assert shown.rows[0][0] == ("<regression>" if case["run"] < 62.5 else "this run")
+    assert shown.rows[0][0] == ("<regression>" if score < 62.5 else "this run")
     better = "<regression>: 12.50 points better than this run"
-    assert shown.note == (better if case["tries"] else "")
-    module = CaiTModule(**case["settings"])
+    assert shown.note == (better if tries else "")
+    module = CaiTModule(**settings)
     run = SimpleNamespace(folder=tmp_path, module=module, program=SimpleNamespace(script=None))
-    assert [line for _, line in baselines.Baselines(run).suggestions()] == case["tries"]
+    assert [line for _, line in baselines.Baselines(run).suggestions()] == tries

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from harness import table
+from harness import over_table
 from networks import needs_ablations, random_network
 from timm.models._features import FeatureGetterNet
 
@@ -44,16 +44,15 @@ def features(model, **arguments):
 DOES = {does.__name__: does for does in (with_head, without_head, intermediates, features)}
 
 
-@pytest.mark.parametrize("case", table(__file__, "calls"))
+@over_table(__file__, "calls")
 @torch.no_grad()
-def test_a_call_gives_what_it_gives_on_timms_network(case):
+def test_a_call_gives_what_it_gives_on_timms_network(does, arguments):
     ours = random_network(**SIZES).eval()
     theirs = timm.create_model("cait_xxs24_224", **SIZES).eval()
     theirs.load_state_dict(ours.state_dict())
     for name in ATTRIBUTES.split():
         assert getattr(ours, name) == getattr(theirs, name), name
-    does = DOES[case["does"]]
-    same(does(ours, **case["with"]), does(theirs, **case["with"]))
+    same(DOES[does](ours, **arguments), DOES[does](theirs, **arguments))
 
 
 def test_activations_are_computed_again_with_the_same_gradients():

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from golden import is_there
-from harness import SMALL, call, parsed, slow, table
+from harness import SMALL, call, over_table, parsed, slow
 from networks import DIGITS, TINY, needs_a_compiler, needs_cait, random_network
 from timm.data import create_transform, resolve_model_data_config
 
@@ -72,31 +71,29 @@ READ = {
 
 
 @needs_cait
-@pytest.mark.parametrize("case", table(__file__, "exports"))
-def test_the_reading_library_gives_the_networks_logits(case, tmp_path):
-    pytest.importorskip(case.get("package", "torch"))
-    if not is_there(case.get("needs", "")):
-        pytest.skip("the extra has the paper's ablations")
-    format = case["format"]
-    model = random_network(**case["network"])
+@over_table(__file__, "exports", package="torch", config=None, pretrained_cfg=None)
+def test_the_reading_library_gives_the_networks_logits(
+    format, package, fields, prepared, files, config, pretrained_cfg, tmp_path
+):
+    pytest.importorskip(package)
+    model = random_network(**fields)
     names = [f"class {index}" for index in range(model.config.num_classes)]
     path = tmp_path / "sub" / exporting.FILES[format]
-    files, _ = export(model, path, format, case["prepared"], class_names=names)
+    written, _ = export(model, path, format, prepared, class_names=names)
     assert model.training  # it is as it was
-    assert files == [path.parent / file for file in case["files"]]
+    assert written == [path.parent / file for file in files]
     # and nothing beside them
-    assert sorted(file for file in tmp_path.rglob("*") if file.is_file()) == files
-    assert len({stat.S_IMODE(file.stat().st_mode) for file in files}) == 1  # for the same readers
+    assert sorted(file for file in tmp_path.rglob("*") if file.is_file()) == written
+    assert len({stat.S_IMODE(file.stat().st_mode) for file in written}) == 1  # for the same readers
     if format == "timm":
-        config = json.loads(files[0].read_text())
-        pretrained = config["pretrained_cfg"]
-        assert config.items() >= case["config"].items()
-        assert pretrained.items() >= case["pretrained_cfg"].items()
+        content = json.loads(written[0].read_text())
+        pretrained = content["pretrained_cfg"]
+        assert content.items() >= config.items()
+        assert pretrained.items() >= pretrained_cfg.items()
         # the weights are not those that timm has
         assert pretrained.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})
     theirs, metadata = READ[format](path)
-    expected = {"class_names": names, "img_size": model.config.img_size}
-    assert metadata == case["prepared"] | expected
+    assert metadata == prepared | {"class_names": names, "img_size": model.config.img_size}
     images = torch.randn(5, *model.input_shape)
     with torch.no_grad():
         logits = model.eval()(images)
@@ -133,19 +130,9 @@ def run(place, trained):
 
 
 @pytest.mark.usefixtures("run")
-@pytest.mark.parametrize(
-    ("words", "folder"),
-    [
-        ("a", "logs/a/export/timm"),
-        ("a --ema", "logs/a/export/ema/timm"),
-        ("a --raw", "logs/a/export/raw/timm"),
-        ("a --output=out/mine", "out/mine"),
-        ("alone.ckpt", "export/timm"),  # which says itself how images are prepared
-    ],
-)
+@over_table(__file__, "runs")
 def test_a_run_is_taken_out_raw_and_averaged(here, words, folder):
-    done = call(here, "export", *words.split())
-    *files, line = done.stdout.splitlines()
+    *files, line = call(here, "export", *words.split()).stdout.splitlines()
     assert files == [f"{folder}/config.json", f"{folder}/model.safetensors"]
     difference = re.fullmatch(r"read back, the logits differ by (\S+) at most", line)[1]
     assert 0 <= float(difference) <= 1e-5
@@ -185,7 +172,7 @@ def test_eight_bits_need_a_run_of_one_class_per_image(monkeypatch):
         exporting.export_run(["a", *words], Program())
 
 
-@pytest.mark.parametrize(("fit", "mode"), [("crop", "center"), ("pad", "border")])
+@over_table(__file__, "modes")
 def test_timm_prepares_grey_images_as_the_run_did(fit, mode, tmp_path, photographs):
     data = cait.ImageNetDataModule(img_size=8, crop_pct=0.9, in_chans=1, fit=fit)
     export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", data.preprocessing)
@@ -223,7 +210,7 @@ def test_the_file_does_not_depend_on_the_memory_format(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.mark.parametrize(("format", "group"), [("onnx", "export"), ("openvino", "openvino")])
+@over_table(__file__, "groups")
 def test_a_missing_package_is_named(format, group, monkeypatch):
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"pip install .*\[{group}\]"):

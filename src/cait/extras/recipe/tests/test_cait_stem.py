@@ -6,6 +6,7 @@ import pytest
 import timm
 import timm.models.xcit
 import torch
+from harness import over_table
 from networks import step
 from same import same
 from torch import nn
@@ -25,7 +26,7 @@ def with_stem(stem, img_size=32, patch_size=8, **fields):
 
 
 @pytest.mark.parametrize("stem", ["conv", "pooled", "patch"])
-@pytest.mark.parametrize(("img_size", "patch_size"), [(16, 4), (28, 14), (20, 5), (4, 1)])
+@over_table(__file__, "sizes")
 def test_any_patch_size_gives_as_many_tokens_as_the_patches(stem, img_size, patch_size):
     images = torch.randn(2, 1, img_size, img_size)
     model = with_stem(stem, img_size, patch_size, in_chans=1)
@@ -43,7 +44,7 @@ def convolution(before, width, stride):
     return [convolution, nn.BatchNorm2d(width), nn.ReLU()]
 
 
-@pytest.mark.parametrize(("patch_size", "widths"), [(16, [16, 16, 32, 64]), (4, [32, 64])])
+@over_table(__file__, "pooled")
 def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_size, widths):
     stem = with_stem("pooled", 64, patch_size, embed_dim=64).patch_embed
     layers = convolution(3, widths[0], 2)

@@ -11,8 +11,7 @@ import pytest
 import timm
 import torch
 from class_folders import fill
-from golden import is_there
-from harness import LIMIT, parsed, table
+from harness import LIMIT, over_table, parsed
 from safetensors.torch import save_file
 
 from cait.cli import main
@@ -91,18 +90,17 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
     assert weights_of("none", {}, False) == (None, "")
 
 
-@pytest.mark.parametrize("case", table(__file__, "published"))
-def test_the_machine_chooses_published_weights_unless_they_are_named(case, download):
-    if not is_there(case.get("needs", "")):
-        pytest.skip("CaiT has been deleted")
-    from_hub, reason = weights_of("", case["given"], case.get("has_gpu", False))
-    if "none" in case:
-        assert (from_hub, reason) == (None, case["none"])
-        download.assert_not_called()
+@over_table(__file__, "published", has_gpu=False, starts_from="", none=None)
+def test_the_machine_chooses_published_weights_unless_they_are_named(
+    given, has_gpu, starts_from, none, download
+):
+    from_hub, reason = weights_of("", given, has_gpu)
+    if starts_from:
+        assert from_hub.name.startswith(f"timm's {starts_from}")
+        assert from_hub.settings["data.mean"] == timm.get_pretrained_cfg(starts_from).mean
     else:
-        entry = case["starts_from"]
-        assert from_hub.name.startswith(f"timm's {entry}")
-        assert from_hub.settings["data.mean"] == timm.get_pretrained_cfg(entry).mean
+        assert (from_hub, reason) == (None, none)
+        download.assert_not_called()
 
 
 @pytest.mark.parametrize(

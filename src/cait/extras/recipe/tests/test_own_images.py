@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from class_folders import fill
-from harness import parsed, table
+from harness import over_table, parsed
 
 from cait.cli import main
 from cait.cli.options import Line
@@ -38,10 +38,10 @@ def test_a_run_named_minutes_asks_for_no_recipe():
     assert line.steps == []
 
 
-@pytest.mark.parametrize("case", table(__file__, "added"))
-def test_a_configuration_leaves_only_the_weights_and_the_race_to_the_recipe(case, photos):
+@over_table(__file__, "added")
+def test_a_configuration_leaves_only_the_weights_and_the_race_to_the_recipe(words, adds, photos):
     Path("w.pth").touch()
-    assert added({"model.lr": 1e-3}, *case["words"].split()) == case["adds"]
+    assert added({"model.lr": 1e-3}, *words.split()) == adds
 
 
 def test_planes_are_normalized_as_measured_whatever_the_weights_saw(trained, photos):

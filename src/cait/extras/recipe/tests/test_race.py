@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from class_folders import fill_with_few
-from harness import LIMIT, checkpoint, parsed, rows, start, table
+from harness import LIMIT, checkpoint, over_table, parsed, rows, start
 from modules import images_in
 from networks import needs_cait
 from same import same
@@ -108,15 +108,14 @@ def test_what_is_given_is_for_the_run_from_scratch_too(here):
     assert config(Path("logs/again"))["race"] is None
 
 
-@pytest.mark.parametrize("case", table(__file__, "lines"))
-def test_a_line_says_whether_there_is_a_race(case):
-    minutes = case.get("minutes", 3.0)
-    recipe, scratch = (Recipe(case["given"], None, minutes) for _ in range(2))
-    recipe.take_all(case["from_weights"])
-    scratch.take_all({"trainer.max_epochs": case["epochs"], "plan_minutes": minutes})
+@over_table(__file__, "lines", minutes=3.0)
+def test_a_line_says_whether_there_is_a_race(given, minutes, from_weights, epochs, line, races):
+    recipe, scratch = (Recipe(given, None, minutes) for _ in range(2))
+    recipe.take_all(from_weights)
+    scratch.take_all({"trainer.max_epochs": epochs, "plan_minutes": minutes})
     enter(recipe, scratch, True)
-    assert recipe.lines == [("race", case["line"])]
-    assert ("race" in recipe.settings) == case["races"]
+    assert recipe.lines == [("race", line)]
+    assert ("race" in recipe.settings) == races
 
 
 def test_a_network_that_has_seen_the_images_is_near_to_them(here):
@@ -134,18 +133,14 @@ def test_a_network_that_has_seen_the_images_is_near_to_them(here):
     assert unlikeness(without, samples, others, cpu) is None
 
 
-@pytest.mark.parametrize("case", table(__file__, "verdicts"))
-def test_who_is_ahead_by_more_than_the_noise_wins(case):
-    winner = verdict(case["head"], case["scratch"], 80, case["part"], case["epochs"])
-    assert winner == case["winner"]
+@over_table(__file__, "verdicts")
+def test_who_is_ahead_by_more_than_the_noise_wins(head, scratch, part, epochs, winner):
+    assert verdict(head, scratch, 80, part, epochs) == winner
 
 
 @needs_cait
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("weights", "step"),
-    [("good.pth", 0), ("good.pth", 12), ("good.pth", 22), ("blind.pth", 12), ("blind.pth", 22)],
-)
+@over_table(__file__, "kills")
 def test_a_race_that_is_killed_ends_with_the_same_bits(weights, step, here):
     """The run from scratch is judged after its step 10, and of blind weights has won after step 20."""
     seconds = LITTLE if weights == "good.pth" else MUCH

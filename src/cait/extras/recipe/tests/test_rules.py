@@ -5,8 +5,7 @@ import pytest
 import timm
 import torch
 from class_folders import fill
-from golden import is_there
-from harness import beside, table
+from harness import beside, over_table, table
 from PIL import Image
 
 from cait.data.reading import AS_SEEN, Reading
@@ -41,8 +40,6 @@ class Typical(Trial):
 
 @pytest.mark.parametrize("case", table(__file__, "cases"))
 def test_the_rules_go_by_the_images_the_machine_and_what_is_given(case):
-    if not is_there(case.get("needs", "")):
-        pytest.skip("CaiT has been deleted")
     folder = TABLES["folders"][case.get("images", "photographs")] | case.get("but", {})
     machine = {"cores": 2} | case.get("machine", {})
     weights = Weights(**TABLES["weights"][case["weights"]]) if "weights" in case else None
@@ -101,7 +98,7 @@ def test_a_trial_knows_whose_head_the_weights_have(classes, tmp_path):
     assert Trial(Program()).takes_head(weights, classes) == (classes == 3)
 
 
-@pytest.mark.parametrize(("flags", "fast"), [("avx512_bf16", False), ("amx_bf16 amx_tile", True)])
+@over_table(__file__, "processors")
 def test_a_processor_with_units_for_bfloat16_trains_in_it(flags, fast, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
     monkeypatch.setattr(figures, "Path", lambda _: tmp_path / "cpuinfo")

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cait_attention_cases import DEVICE, attention_case, attention_results
-from harness import slow
+from harness import over_table, slow
 from networks import saved_bytes, step
 
 from cait import create_model, plugins
@@ -57,7 +57,7 @@ def test_recomputing_attention_passes_gradcheck():
     assert torch.autograd.gradcheck(TalkingHeads.apply, (*case, 0.5))
 
 
-@pytest.mark.parametrize(("N", "share"), [(196, 0.44), (576, 0.38)])
+@over_table(__file__, "shares")
 def test_recomputing_keeps_one_map_of_three(N, share):
     size = 4 * N * N * 2  # bytes of a map of bfloat16
     qkv, *mixers = attention_case(4, N, torch.bfloat16, batch=1)[:5]

@@ -1,8 +1,8 @@
 """What a network of one's own would do otherwise than meant is told before it trains."""
 
-import pytest
 import torch
 import torch.nn.functional as F
+from harness import over_table
 from modules import module, train, trainer
 from torch import nn
 
@@ -39,20 +39,11 @@ class Hidden(Well):
         return self.hidden[0](super().forward(images))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Well", ""),
-        ("Softmax", "ends in a softmax: leave that out"),
-        ("Dropout", "gives other logits when it sees the same images again"),
-        ("Hidden", "computes with weights [7"),
-    ],
-)
-def test_what_a_network_would_do_otherwise_than_meant_is_told(name, words, capsys):
-    own = module(name=f"{__name__}:{name}", fields=None)
-    train(own, max_steps=1)
+@over_table(__file__, "told")
+def test_what_a_network_would_do_otherwise_than_meant_is_told(case, words, capsys):
+    train(module(name=f"{__name__}:{case}", fields=None), max_steps=1)
     printed = capsys.readouterr().err
-    assert f":{name} {words}" in printed if words else name not in printed
+    assert f":{case} {words}" in printed if words else case not in printed
 
 
 def test_it_leaves_the_numbers_of_the_run_alone():

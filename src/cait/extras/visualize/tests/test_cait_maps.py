@@ -3,10 +3,9 @@
 import io
 
 import numpy as np
-import pytest
 import timm
 import torch
-from networks import needs_ablations
+from harness import over_table
 from timm.utils import AttentionExtract
 
 import cait
@@ -34,22 +33,14 @@ def test_maps_are_timms_and_leave_the_network_as_it_was():
     assert not any(module._forward_pre_hooks for module in ours.modules())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        pytest.param(dict(cls_in_keys=False), marks=needs_ablations),
-        pytest.param(dict(class_token_at=1), marks=needs_ablations),
-    ],
-    ids=str,
-)
+@over_table(__file__, "networks")
 def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields):
     torch.manual_seed(0)
     network = cait.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval()
     image = torch.randn(3, 32, 32)
     of_patches = maps.look(network, image)
-    whole_maps = network.maps(image[None]).class_attention
-    for weights, whole in zip(of_patches, whole_maps, strict=True):
+    maps_of_all = network.maps(image[None]).class_attention
+    for weights, whole in zip(of_patches, maps_of_all, strict=True):
         assert weights.shape == (4, 4, 4)
         torch.testing.assert_close(weights.flatten(1), whole[0, :, 0, -16:])
     pixels = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from harness import NO_TEXT, SMALL, call, ended, save_mixed
+from harness import NO_TEXT, SMALL, call, ended, over_table, save_mixed
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 from torch import nn
@@ -161,8 +161,7 @@ def photographed(run, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("photographed")
 def test_a_run_is_visualized(tmp_path):
-    done = call(tmp_path, "visualize", "a")
-    first, _, result, last = done.stdout.splitlines()
+    first, _, result, last = call(tmp_path, "visualize", "a").stdout.splitlines()
     assert re.match(r"logs/a/visualize/b-cat-_-[\w-]+\.png  .*%.*; true class ", first)
     assert first.endswith(EVIL)
     accuracy = re.fullmatch(r"top-1 (\d+\.\d\d) % of 10 validation images", result)[1]
@@ -213,10 +212,7 @@ def test_a_run_that_was_fetched_from_another_machine_is_shown(tmp_path):
         assert words in text
 
 
-@pytest.mark.parametrize(
-    ("name", "caption"),
-    [("timm/test_resnet", "Grad-CAM"), ("timm/test_vit", "what all patches read")],
-)
+@over_table(__file__, "networks")
 def test_weights_of_another_network_need_no_run(name, caption, tmp_path):
     torch.save(timm.create_model(name.removeprefix("timm/")).state_dict(), tmp_path / "w.pth")
     Image.new("RGB", (300, 200), "red").save(tmp_path / "photo.png")
