@@ -6,7 +6,6 @@ import os
 
 pytest_plugins = ["harness"]
 gc.disable()  # while the tests are imported, which takes half as long
-IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_collection_finish() -> None:
@@ -14,10 +13,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    if not IS_WORKER:
-        gc.unfreeze()
-
-
-if IS_WORKER:
-    atexit.register(os._exit, 0)  # Python would free every object first, which takes seconds
+atexit.register(gc.unfreeze)  # libraries would take what stays for a leak
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)  # before that: to free every object takes seconds

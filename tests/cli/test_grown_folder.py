@@ -1,11 +1,10 @@
 """A folder that grows while runs are trained on it, and in which they write."""
 
-import csv
 import shutil
 from pathlib import Path
 
 import pytest
-from harness import SMALL, call, slow, works
+from harness import SMALL, call, parsed, slow, works
 
 from cait.data.folder import scan_flat
 
@@ -32,8 +31,7 @@ def cait(folder, *words):
 
 
 def held_out(run):
-    with (run / "validation.csv").open(newline="") as file:
-        return [row["path"] for row in csv.DictReader(file)]
+    return [row["path"] for row in parsed(run / "validation.csv")]
 
 
 @pytest.mark.parametrize("logs", ["logs", *slow("results")])

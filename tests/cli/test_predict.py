@@ -1,6 +1,5 @@
 """`cait predict RUN IMAGE ...` and `module.predict`, against timm's transform and the network itself."""
 
-import csv
 import io
 import json
 import shutil
@@ -116,16 +115,13 @@ def test_a_file_of_csv_has_the_same(place, printed):
     rows = rows_of(printed.stdout)
     done = predict(place, "mixed.pt", "images", "--top_k=2", "--output=out/two.csv")
     assert done.stdout == "out/two.csv\n"
-    with (place / "out/two.csv").open(newline="") as file:
-        for cells in csv.DictReader(file):
-            row = rows[cells["path"]]
-            assert cells["error"] == row.get("error", "")
-            if "predictions" in row:
-                second = row["predictions"][1]
-                assert cells["class_2"] == second["class"]
-                assert float(cells["probability_2"]) == pytest.approx(
-                    second["probability"], abs=6e-5
-                )
+    for cells in parsed(place / "out/two.csv"):
+        row = rows[cells["path"]]
+        assert cells["error"] == row.get("error", "")
+        if "predictions" in row:
+            second = row["predictions"][1]
+            assert cells["class_2"] == second["class"]
+            assert float(cells["probability_2"]) == pytest.approx(second["probability"], abs=6e-5)
 
 
 def test_the_suffix_is_the_format_and_no_class_is_shown_twice(place):

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import csv
 import hashlib
 import io
 import os
@@ -182,8 +181,7 @@ def of_predict(run, images, _):
     output = run / "answers.csv"
     output.unlink(missing_ok=True)
     done(run, "predict", *images, f"--output={output}")
-    with output.open(newline="") as file:
-        return {row["path"]: None if row["error"] else row["class"] for row in csv.DictReader(file)}
+    return {row["path"]: None if row["error"] else row["class"] for row in parsed(output)}
 
 
 def each(images, answer):

@@ -1,6 +1,5 @@
 """What must hold for a run in any situation, asked of its files and of what the verbs print; see docs/laws.md."""
 
-import csv
 import math
 import os
 import re
@@ -166,8 +165,8 @@ def no_image_on_both_sides(trial):
     assert now["classes"] == sorted(classes)  # what a run writes is no data
     if not made.is_divided:
         each_class_is_on_both_sides(now)
-        with (trial.run / "validation.csv").open(newline="", encoding="utf-8") as file:
-            listed = {real(trial, str(made.root / row["path"])) for row in csv.DictReader(file)}
+        marked = parsed(trial.run / "validation.csv")
+        listed = {real(trial, str(made.root / row["path"])) for row in marked}
         assert listed == {real(trial, path) for path, _ in now["val"]}
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import tifffile
 import yaml
 from allpairspy import AllPairs
+from harness import parsed
 from PIL import Image
 
 from cait import create_model
 
 HERE = Path(__file__).parent
-TABLE = yaml.safe_load((HERE / "situations.yaml").read_text())
+TABLE = parsed(HERE / "situations.yaml")
 FACTORS = TABLE["factors"]
 
 

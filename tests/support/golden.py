@@ -115,7 +115,7 @@ def files_in(folder):
 
 def cases(*files):
     """The cases of golden files, as parameters of a test."""
-    for file in files:
+    for file in files:  # not by libyaml, which refuses half a surrogate pair
         for number, keys in enumerate(yaml.safe_load(file.read_text())):
             case = Case(file, number, **keys)
             if is_there(case.needs):

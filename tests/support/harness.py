@@ -70,7 +70,7 @@ def slow(*values):
 
 def beside(test):
     """What the YAML file beside a test holds."""
-    return yaml.full_load(Path(test).with_suffix(".yaml").read_text())
+    return yaml.load(Path(test).with_suffix(".yaml").read_text(), yaml.CFullLoader)
 
 
 def table(test, name):
@@ -84,16 +84,14 @@ def table(test, name):
 
 def over_table(file, name, **usual):
     """Run a test for each of its rows: the test's arguments are what a row has of their names, or else `usual`."""
-    rows = [usual | row for row in beside(file)[name]]
+    first = usual | beside(file)[name][0]
 
     def parametrized(test):
-        names = [key for key in inspect.signature(test).parameters if key in rows[0]]
+        names = [key for key in inspect.signature(test).parameters if key in first]
         cases = []
-        for row in rows:
-            if is_there(row.get("needs")):
-                marks = [pytest.mark.slow] * row.get("slow", False)
-                values = [row[key] for key in names]
-                cases.append(pytest.param(*values, id=row.get("case", str(values)), marks=marks))
+        for (row,), marks, case in table(file, name):
+            values = [(usual | row)[key] for key in names]
+            cases.append(pytest.param(*values, id=case or str(values), marks=marks))
         return pytest.mark.parametrize(names, cases)(test)
 
     return parametrized
@@ -324,16 +322,18 @@ def free_port():
 
 def rows(run):
     """The rows of a run's metrics.csv."""
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+    return parsed(run / "metrics.csv")
 
 
 def parsed(path):
-    """What a file of JSON, of YAML or of tensors holds."""
+    """What a file of JSON, of YAML or of tensors holds, or the rows of one of CSV."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
     if path.suffix == ".json":
         return json.loads(path.read_text())
     if path.suffix == ".yaml":
-        return yaml.safe_load(path.read_text())
+        return yaml.load(path.read_text(), yaml.CSafeLoader)
     import torch  # only here: xdist waits for what a test file reads when it is imported
 
     return torch.load(path, weights_only=True)

@@ -1,7 +1,6 @@
 """Cross-validation: its interval, the labels that it doubts, held against cleanlab, and what it leaves and resumes."""
 
 import base64
-import csv
 import io
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from class_folders import fill
 from filelock import Timeout
-from harness import SMALL, rows
+from harness import SMALL, parsed, rows
 from PIL import Image
 
 from cait import disk
@@ -31,11 +30,6 @@ SHORT = [
 def images(root):
     """Every image, below the folder."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
-
-
-def table(path):
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def test_what_is_doubtful_is_what_cleanlab_says():
@@ -60,7 +54,7 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(tmp_path):
     second = (paths[6:12], [1] * 6, probabilities[6:])
     groups = {path: path[-5] for path in paths}
     doubt.write(tmp_path, ["a", "b"], [first, second], groups, [(paths[12], "b")])
-    written = table(tmp_path / doubt.DOUBTFUL)
+    written = parsed(tmp_path / doubt.DOUBTFUL)
     assert [row["path"] for row in written[:2]] == [paths[2], paths[7]]
     assert [row["suggestion"] for row in written] == ["b", "a", *[""] * 11]
     assert all(row["label"] == row["path"][0] for row in written)
@@ -150,9 +144,9 @@ def test_a_cross_validation_goes_on_where_it_stopped(cait, tmp_path, monkeypatch
     pictures = (folder / "doubtful.html").read_text().count("<figure>")
     assert pictures == min(int(doubtful), doubtful_page.MOST)
     validated = []
-    for row in table(folder / "crossval.csv"):
+    for row in parsed(folder / "crossval.csv"):
         run = folder / f"fold-{row['fold']}"
         accuracies = [line["val/acc1"] for line in rows(run) if line["val/acc1"]]
         assert float(row["last"]) == float(accuracies[-1])
-        validated += [line["path"] for line in table(run / "validation.csv")]
+        validated += [line["path"] for line in parsed(run / "validation.csv")]
     assert sorted(validated) == images(tmp_path / "data/digits")

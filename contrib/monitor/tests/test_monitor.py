@@ -1,12 +1,11 @@
 """monitor.csv against plain PyTorch, from the weights and batches of the steps; and the run keeps its bits."""
 
-import csv
 from collections import defaultdict
 from copy import deepcopy
 
 import pytest
 import torch
-from harness import SMALL, beside, ended, over_table, slow
+from harness import SMALL, beside, ended, over_table, parsed, slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, images_in, loader, module, precision_of, train, trainer
 from networks import needs_a_compiler, needs_ablations, network
@@ -30,10 +29,9 @@ TABLE = beside(__file__)
 def figures(folder):
     """monitor.csv by step."""
     steps = defaultdict[int, dict](dict)
-    with (folder / "monitor.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            key = (int(row["layer"]), row["part"], row["name"])
-            steps[int(row["step"])][key] = float(row["value"])
+    for row in parsed(folder / "monitor.csv"):
+        key = (int(row["layer"]), row["part"], row["name"])
+        steps[int(row["step"])][key] = float(row["value"])
     return steps
 
 

@@ -1,6 +1,5 @@
 """`cait replay`: the pixels of a past step are those that training saw, its loss and gradients those of metrics.csv."""
 
-import csv
 import os
 import random
 import re
@@ -14,7 +13,19 @@ import numpy as np
 import pytest
 import torch
 from golden import files_in
-from harness import SMALL, beside, call, checkpoint, ended, over_table, python, rows, start, works
+from harness import (
+    SMALL,
+    beside,
+    call,
+    checkpoint,
+    ended,
+    over_table,
+    parsed,
+    python,
+    rows,
+    start,
+    works,
+)
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from modules import module, trainer
 from PIL import Image
@@ -156,11 +167,6 @@ def contents(run):
     return {path: content for path, content in files_in(run).items() if "replay" not in path.parts}
 
 
-def table(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def logged(run):
     """The training rows of metrics.csv by step."""
     return {int(row["step"]): row for row in rows(run) if row["train/loss"]}
@@ -192,9 +198,9 @@ def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place, killed, first
     for step in steps:
         expected = logged(killed)[step]
         file = killed / f"replay/step-{step:06d}"
-        losses = [float(image["loss"]) for image in table(Path(f"{file}.csv"))]
+        losses = [float(image["loss"]) for image in parsed(Path(f"{file}.csv"))]
         assert np.mean(losses) == pytest.approx(float(expected["train/loss"]), rel=1e-5)
-        norms = [float(layer["norm"]) for layer in table(Path(f"{file}-gradients.csv"))]
+        norms = [float(layer["norm"]) for layer in parsed(Path(f"{file}-gradients.csv"))]
         assert np.linalg.norm(norms) == pytest.approx(float(expected["train/grad_norm"]), rel=1e-5)
         assert Image.open(f"{file}.png").width > 500
 
@@ -248,12 +254,12 @@ def test_a_difference_is_shown(place, killed):
 def test_data_only_needs_neither_checkpoint_nor_network(place, killed, monkeypatch):
     replay(place, "killed", "--step=65", "--output=with")
     replay(place, "killed", "--step=65", "--data-only", "--output=without")
-    images = table(place / "without/step-000065.csv")
-    assert images == [row | {"loss": ""} for row in table(place / "with/step-000065.csv")]
+    images = parsed(place / "without/step-000065.csv")
+    assert images == [row | {"loss": ""} for row in parsed(place / "with/step-000065.csv")]
     monkeypatch.setattr("cait.model.network.create_model", None)
     output = replay(place, *SMALL, *WORDS["data only"].split())
     assert output.splitlines()[-2:] == ["replay/step-000007.png", "replay/step-000007.csv"]
-    images = table(place / "replay/step-000007.csv")
+    images = parsed(place / "replay/step-000007.csv")
     assert [image["process"] for image in images] == ["0"] * 32 + ["1"] * 32
     assert all(image["erased"] and not image["mixed"] for image in images)
     files = [image["file"] for image in images]
@@ -268,7 +274,7 @@ def test_other_recipes_are_the_same_too(name, parts, place, killed):
     for first in (2, checkpoint(run)["global_step"] - 3):
         output = replay(place, name, f"--step={first}", "--count=2")
         assert_as_logged(output, run, range(first, first + 2))
-        images = table(run / f"replay/step-{first:06d}.csv")
+        images = parsed(run / f"replay/step-{first:06d}.csv")
         assert len(images) == 64
         assert len({(image["batch"], image["process"]) for image in images}) == parts
     assert contents(run) == before

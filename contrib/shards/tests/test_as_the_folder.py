@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 
 import pytest
-import yaml
 from class_folders import fill
+from harness import parsed
 from PIL import ExifTags, Image
 from same import same
 from shard_sets import make
@@ -20,7 +20,7 @@ from cait.extras.evaluation.extra_sets import open_test
 from cait.settings import names_in
 from contrib.shards import Shards
 
-TABLE = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text())
+TABLE = parsed(Path(__file__).with_name("settings.yaml"))
 VALUES = TABLE["values"]
 OF_SHARDS = {"root", *names_in(Shards)}
 BASE = dict(img_size=16, batch_size=4, num_workers=0, repeats=1, mixup=0, cutmix=0)

@@ -1,13 +1,12 @@
 """The study of depth: its grid against the paper's rows, its tables against numpy, and a small one to its end."""
 
-import csv
 import math
 import signal
 
 import numpy as np
 import pytest
 import yaml
-from harness import LIMIT, rows, start
+from harness import LIMIT, parsed, rows, start
 from runs import wait_for_steps
 
 from cait.errors import UserError
@@ -125,8 +124,7 @@ def test_a_study_that_is_ended_goes_on_to_its_end(grid_file, cait, tmp_path):
     done = cait(*command)
     assert "Restored all states" in (folder / "plain-6-seed0/output.txt").read_text()
     assert done.stdout.splitlines()[-1] == "logs/study/depth.png", done.stderr
-    with (folder / "results.csv").open() as file:
-        results = {row["method"]: row["acc1"] for row in csv.DictReader(file)}
+    results = {row["method"]: row["acc1"] for row in parsed(folder / "results.csv")}
     assert [*results] == ["plain", "layerscale"]
     for method, accuracy in results.items():
         logged = [row["val/acc1"] for row in rows(folder / f"{method}-6-seed0") if row["val/acc1"]]

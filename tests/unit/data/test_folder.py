@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from class_folders import write_files
+from harness import parsed
 
 from cait.data.folder import scan_flat
 from cait.data.source import open_source
 from cait.errors import UserError
 
-LAYOUTS = yaml.safe_load(Path(__file__).with_name("layouts.yaml").read_text())
+LAYOUTS = parsed(Path(__file__).with_name("layouts.yaml"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["case"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
-import yaml
 from encoded_image import encoded
+from harness import parsed
 from PIL import Image
 from torch.nn.functional import avg_pool2d
 from torch.testing import assert_close
@@ -146,7 +146,7 @@ def test_photographs_of_telephones_are_read(photographs):
 
 # Files that claim far more than their pixels
 
-BOMBS = yaml.safe_load(Path(__file__).with_name("bombs.yaml").read_text())
+BOMBS = parsed(Path(__file__).with_name("bombs.yaml"))
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb["case"])

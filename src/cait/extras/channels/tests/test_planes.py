@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from encoded_image import encoded
-from harness import over_table
+from harness import over_table, parsed
 from PIL import ExifTags, Image
 from plane_files import DRAWN, FIVE, npy, packed_tiff, tiff
 from timm.data import create_transform
@@ -28,7 +27,7 @@ from cait.extras.channels.preprocessing import Planes, PlanesReading
 
 pydicom = pytest.importorskip("pydicom")
 DICOM = Path(pydicom.__file__).parent / "data/test_files"
-PNG = yaml.safe_load(Path(__file__).with_name("files.yaml").read_text())
+PNG = parsed(Path(__file__).with_name("files.yaml"))
 COLORS = np.array(PNG["numbers"], np.uint16)
 FLOATS = FIVE / np.float32(7)
 PAGES = np.moveaxis(FIVE, 2, 0)

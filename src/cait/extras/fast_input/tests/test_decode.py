@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from encoded_image import encoded
+from harness import parsed
 from PIL import ExifTags, Image
 
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_image
@@ -66,7 +66,7 @@ def files(photographs):
     photo = photographs[0].resize((123, 89))
     square = photographs[1].resize((128, 128))
     files = {}
-    table = yaml.safe_load(Path(__file__).with_name("files.yaml").read_text())
+    table = parsed(Path(__file__).with_name("files.yaml"))
     for name, settings in table.items():
         size = settings.pop("size", photo.size)
         mode = settings.pop("mode", "RGB")

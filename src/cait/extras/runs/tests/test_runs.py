@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock
+from harness import parsed
 
 from cait.cli import main
 
-RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())
+RUNS = parsed(Path(__file__).with_name("runs.yaml"))
 CONFIG = "trainer: {max_epochs: 3}\nmodel: {name: xxs24}\ndata: {root: data/digits}\n"
 COLUMNS = "epoch,lr,step,train/loss,val/acc1,val_ema/acc1"
 RUNNING = "a-long-name-of-a-run-that-is-training"
