@@ -83,13 +83,15 @@ def table(test, name):
 
 
 def over_table(file, name, **usual):
-    """Run a test for each of its rows: the test's arguments are what a row has of their names, or else `usual`."""
-    first = usual | beside(file)[name][0]
+    """Run a test for each of its rows: the test's arguments are what a row holds, or else `usual`."""
+    rows = table(file, name)
+    keys = dict.fromkeys(key for (row,), _, _ in rows for key in usual | row)
 
     def parametrized(test):
-        names = [key for key in inspect.signature(test).parameters if key in first]
+        about = {"case", "needs", "slow"} - inspect.signature(test).parameters.keys()
+        names = [key for key in keys if key not in about]  # pytest refuses one that no test takes
         cases = []
-        for (row,), marks, case in table(file, name):
+        for (row,), marks, case in rows:
             values = [(usual | row)[key] for key in names]
             cases.append(pytest.param(*values, id=case or str(values), marks=marks))
         return pytest.mark.parametrize(names, cases)(test)

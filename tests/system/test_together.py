@@ -192,9 +192,8 @@ TWO = {
     "the module's own hook": own_hook,
     "early stopping": early_stopping,
 }
-for row in TABLE["stops"]:
-    if "hook" in row:
-        TWO[row["case"]] = stop_in(row["hook"], row["step"])
+for case, (hook, step) in TABLE["hooks"].items():
+    TWO[case] = stop_in(hook, step)
 for row in TABLE["shares"]:
     TWO[row["case"]] = of_its_share(row)
 
