@@ -169,7 +169,7 @@ def test_a_script_is_named_as_it_is_started(desk, trained, capfd):
         with pytest.raises(SystemExit, match="2"):
             main(words, data=package.ImageNetDataModule)
     line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("cait: error: logs/mine holds a run: ")
+    assert line.startswith("cait: error: logs/mine ")
     assert "`python mine.py resume mine`" in line
 
 

@@ -215,6 +215,7 @@ def test_what_is_in_flight_is_answered_before_it_stops(server, place, image):
     second.process.send_signal(signal.SIGTERM)
     for connection in waiting:
         connection.sendall(content[-1:])
+    for connection in waiting:
         with connection, connection.makefile("rb") as answer:
             head, _, body = answer.read().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")

@@ -44,13 +44,13 @@ def test_the_teacher_stays_frozen_and_out_of_everything(tmp_path):
 
 def test_a_run_of_ours_is_a_teacher(tmp_path):
     path = tmp_path / "teacher.ckpt"
-    teacher = module(img_size=16, mean=(0.2,) * 3, std=(1,) * 3)
+    teacher = module(img_size=16, mean=(1,) * 3, std=(2,) * 3)
     train(teacher, path, loader(8, img_size=16))
     net = student_of(path)
     train(net)
     images = torch.randn(4, 3, 8, 8)
     mean, std = (torch.tensor(net.hparams[name]).view(3, 1, 1) for name in ("mean", "std"))
-    pixels = images * std + mean - 0.2
+    pixels = (images * std + mean - 1) / 2
     larger = interpolate(pixels, size=16, mode="bicubic", antialias=True)
     expected = teacher.model.eval()(larger)
     torch.testing.assert_close(net.teacher(images), expected.detach(), rtol=0, atol=1e-5)
