@@ -5,10 +5,8 @@ import re
 import sys
 import textwrap
 
-import nbformat
 import pytest
 from harness import LIMIT, REPO, beside, checkpoint, environment, link_digits, script, works
-from nbclient import NotebookClient
 from runs import assert_same
 from same import same
 
@@ -49,6 +47,9 @@ def desk(tmp_path, digits_root, monkeypatch):
 
 def outputs(desk, *cells):
     """What the cells of a notebook print and give, with the error that one ends in."""
+    import nbformat
+    from nbclient import NotebookClient
+
     content = nbformat.v4.new_notebook()
     content.cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells]
     resources = {"metadata": {"path": str(desk)}}

@@ -8,6 +8,7 @@ from runs import RECIPE, kill_and_resume
 # two epochs, also where gradients of two batches are one step's: the kill comes before the fifth
 SHORT = """
 --trainer.max_epochs=2 --trainer.limit_train_batches=14 --trainer.limit_val_batches=2 --data.num_workers=0
+--data.batch_size=16
 """
 
 

@@ -131,6 +131,20 @@ def nothing_of_the_test_before(monkeypatch):
         sys.modules["lightning_utilities.core.rank_zero"].rank_zero_only.rank = 0
 
 
+def shared(tmp_path_factory, name, fill):
+    """A folder that the first of the tests' processes fills, for tests that only read it; all processes share it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            fill(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory):
     # here, as all that takes long to import: xdist waits for this file
@@ -138,10 +152,7 @@ def digits_root(tmp_path_factory):
         write_digits,
     )
 
-    root = tmp_path_factory.mktemp("data") / "digits"
-    root.mkdir()  # an empty folder is filled
-    write_digits(root)
-    return root
+    return shared(tmp_path_factory, "digits", write_digits)
 
 
 @pytest.fixture(scope="session")
@@ -381,20 +392,15 @@ def ended(place, name, recipe):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, digits_root):
-    """A run of six steps, trained and scored, for tests that only read it; all processes of the tests share it."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    folder = shared / "trained"
-    with (shared / "trained.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.mkdir()
-            link_digits(folder, digits_root)
-            short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6"]
-            ended(folder, "good", [*SMALL, *short, "--ema.decay=0.9", "--data.num_workers=0"])
-            works(call(folder, "eval", "good"))
-    return folder / "logs/good"
+    """A run of six steps, trained and scored, for tests that only read it."""
+
+    def train(folder):
+        link_digits(folder, digits_root)
+        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6"]
+        ended(folder, "good", [*SMALL, *short, "--ema.decay=0.9", "--data.num_workers=0"])
+        works(call(folder, "eval", "good"))
+
+    return shared(tmp_path_factory, "trained", train) / "logs/good"
 
 
 @pytest.fixture

@@ -45,7 +45,9 @@ def apart(function):
 
 def forked(function, file):
     """Start a process that calls a function and writes what it gives into the file; returns its number."""
-    import cait.cli.lightning  # noqa: F401  # once for all
+    import torch.utils.tensorboard  # noqa: F401  # once for all
+
+    import cait.cli.lightning  # noqa: F401
 
     child = os.fork()
     if child:

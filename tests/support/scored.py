@@ -1,10 +1,11 @@
 """A run on digits that are laid out as ImageNet and its further sets, and its logits without a loader."""
 
 import json
+import shutil
 
 import numpy as np
 import torch
-from harness import SMALL, ended
+from harness import SMALL, ended, shared
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.data import create_transform
@@ -62,8 +63,15 @@ def write_sets(place):
             (place / folder / NAMES[label]).symlink_to(place / "v2" / str(label))
 
 
+def copied(tmp_path_factory):
+    """A folder with the sets and the run logs/mine on them, trained once for all of the tests' processes."""
+    whole = shared(tmp_path_factory, "scored", train)
+    return shutil.copytree(whole, tmp_path_factory.mktemp("copy") / "scored", symlinks=True)
+
+
 def train(place):
-    """The run logs/mine on these pictures, with a moving average."""
+    """The sets, and a run on them with a moving average."""
+    write_sets(place)
     # the limit is one that evaluation does not heed
     words = """
         --data.root=data --data.num_workers=0 --data.eval_batch_size=32 --data.mixup=0 --data.cutmix=0

@@ -14,14 +14,11 @@ from cait.cli import main
 from cait.cli.lightning import CaiTCLI
 from cait.run.loggers import run_loggers
 
-SHORT = [
-    *SMALL,
-    "--model.fields.depth=1",
-    "--trainer.limit_train_batches=2",
-    "--trainer.limit_val_batches=1",
-    "--trainer.max_epochs=2",
-    "--data.num_workers=0",
-]
+FEW = """
+--model.fields.depth=1 --trainer.limit_train_batches=2 --trainer.limit_val_batches=1 --trainer.max_epochs=2
+--data.num_workers=0 --data.batch_size=8
+"""
+SHORT = [*SMALL, *FEW.split()]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     Timer,
 )
-from modules import images_in, module, precision_of, trainer
+from modules import FIELDS, images_in, module, precision_of, trainer
 from same import same
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau
 
@@ -168,11 +168,12 @@ def fit(digits_root, tmp_path_factory):
         net = module(
             globals()[settings.pop("module", "CaiTModule")],
             num_classes=10,
+            fields=FIELDS | {"depth": 1},
             drop_path_rate=0.2,
             warmup_epochs=0.25,
             schedule=settings.pop("schedule", "cosine"),
         )
-        batch_size = settings.pop("batch_size", 16)
+        batch_size = settings.pop("batch_size", 4)
         own = dict(img_size=8, cutmix=0.0, check_resume=False)
         data = images_in(digits_root, batch_size=batch_size, **own)
         callbacks = [LastCheckpoint(folder, settings.pop("every_n_steps", None))]

@@ -30,7 +30,12 @@ from cait import ckpt
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
 
-RECIPE = [*RECIPE, "--trainer.limit_train_batches=10", "--trainer.limit_val_batches=2"]
+RECIPE = [
+    *RECIPE,
+    "--trainer.limit_train_batches=10",
+    "--trainer.limit_val_batches=2",
+    "--data.batch_size=16",
+]
 DEVICES = {1: [], 2: TWO}
 
 

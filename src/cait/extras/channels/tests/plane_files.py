@@ -2,6 +2,7 @@
 
 import struct
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,13 @@ def packed_tiff(compression, packed, **settings):
     written, wanted = (struct.pack("<HHIH", 259, 3, 1, code) for code in (8, compression))
     assert written in data
     return data.replace(written, wanted)
+
+
+def dicom(name):
+    """A DICOM file that pydicom has for its own tests: the path, and what pydicom reads."""
+    pydicom = pytest.importorskip("pydicom")
+    path = Path(pydicom.__file__).parent / f"data/test_files/{name}.dcm"
+    return path, pydicom.dcmread(path)
 
 
 def npy(planes):

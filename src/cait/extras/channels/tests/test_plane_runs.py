@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from harness import REPO, parsed, rows
 from PIL import Image
-from plane_files import FIVE, tiff
+from plane_files import FIVE, dicom, tiff
 
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.channels import CHANNELS, holds_planes, settings_for
 
-pydicom = pytest.importorskip("pydicom")
-DICOM = Path(pydicom.__file__).parent / "data/test_files"
 PLACES = ("a/0", "a/1", "b/0", "b/1")
 
 
@@ -103,7 +101,7 @@ def test_five_bands_are_learned_and_shown(tiles):
 def test_a_folder_of_dicom_has_a_recipe_of_its_own(tiles, capfd):
     draw = np.random.default_rng(0)
     for path, _, label in tiles:
-        image = pydicom.dcmread(DICOM / ("CT_small.dcm", "MR_small.dcm")[label])
+        _, image = dicom(("CT_small", "MR_small")[label])
         image.PixelData = np.roll(image.pixel_array, draw.integers(64), axis=1).tobytes()
         image.save_as(path.with_suffix(".dcm"))
     fit("scans", "--trainer.max_epochs=4", "--minutes=0.2", "--data.img_size=32")

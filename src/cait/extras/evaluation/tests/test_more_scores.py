@@ -29,10 +29,7 @@ WEIGHTS = pytest.mark.parametrize("weights", ["raw", "ema"])
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a run that has seen the digits, and further sets of them."""
-    place = tmp_path_factory.mktemp("evaluation")
-    scored.write_sets(place)
-    scored.train(place)
-    return place
+    return scored.copied(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from cait.loops import Position
 from cait.train.module import CaiTModule
 
 SETTINGS = """
-    --data.num_workers=0 --trainer.devices=1 --trainer.limit_train_batches=5 --trainer.limit_val_batches=1
+    --data.num_workers=0 --data.batch_size=16 --trainer.devices=1
+    --trainer.limit_train_batches=5 --trainer.limit_val_batches=1
     --trainer.log_every_n_steps=1 --trainer.check_val_every_n_epoch=2 --trainer.max_epochs=12
 """
 NO_TIME, MUCH_TIME = "--plan_minutes=1e-3", "--plan_minutes=1000"

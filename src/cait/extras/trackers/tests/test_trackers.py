@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 from harness import SMALL, call, ended, parsed, python, works
-from mlflow.tracking import MlflowClient
 
 from cait import disk
 from cait.extras.trackers import callbacks
@@ -28,6 +27,8 @@ SHORT = """
 
 @pytest.mark.usefixtures("cait")
 def test_a_resumed_run_goes_on_in_mlflow_under_its_id(tmp_path, store):
+    from mlflow.tracking import MlflowClient  # which takes seconds
+
     run = ended(tmp_path, "one", [*SMALL, *SHORT.split()])
     works(call(tmp_path, "resume", "one", "--trainer.max_steps=5", "--model.lr=1e-4"))
     client = MlflowClient(store)
