@@ -45,7 +45,7 @@ def assert_shown(shown, expected):
 def test_every_config_parses_and_is_honoured(path, tmp_path):
     # it may be an overlay
     shown, _ = printed_config(tmp_path, "fit", f"--config={DIGITS}", f"--config={path}")
-    for name, value in yaml.safe_load(path.read_text()).items():
+    for name, value in parsed(path).items():
         settings = value if isinstance(value, dict) else {}
         for key, setting in settings.items():
             assert_shown(shown[name][key], setting)
@@ -74,7 +74,7 @@ def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait, tmp_path):
     # as packages in C++ say of what the garbage collector has not taken at the end
     assert "leaked" not in done.stderr
     run = tmp_path / "logs/base"
-    lr = yaml.safe_load(plain.read_text())["model"]["lr"]
+    lr = parsed(plain)["model"]["lr"]
     assert float(rows(run)[0]["lr"]) == pytest.approx(lr, rel=1e-6)
     settings = parsed(run / "config.yaml")["data"]
     assert (settings["repeats"], settings["mixup"], settings["cutmix"]) == (1, 0.0, 0.0)

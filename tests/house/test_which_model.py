@@ -1,15 +1,13 @@
 """docs/which_model.md: each figure is the one of the file that it names, and timm's have their addresses."""
 
-import csv
 import re
 
-from harness import REPO
+from harness import REPO, parsed
 
 PAGE = (REPO / "docs/which_model.md").read_text()
 MEASURED = (REPO / "benchmarks/which_model.md").read_text().splitlines()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", PAGE, re.M))
-with (REPO / "benchmarks/which_model.csv").open() as file:
-    PUBLISHED = list(csv.DictReader(file))
+PUBLISHED = parsed(REPO / "benchmarks/which_model.csv")
 RESULTS = re.compile(
     r"https://github\.com/huggingface/pytorch-image-models/blob/[0-9a-f]{40}/results/[\w-]+\.csv"
 )

@@ -19,7 +19,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from harness import beside, call, checkpoint, free_port, link_digits, over_table, slow, table
+from harness import (
+    beside,
+    call,
+    checkpoint,
+    free_port,
+    link_digits,
+    over_table,
+    parsed,
+    slow,
+    table,
+)
 from lightning.pytorch import Trainer
 from PIL import Image
 
@@ -115,11 +125,12 @@ def merged(values, more):
 
 def put(path, values):
     """Put other values into a file of a run; it then is no longer this account's own."""
+    content = merged(parsed(path), values)
     if path.suffix == ".ckpt":
-        torch.save(merged(torch.load(path, weights_only=True), values), path)
+        torch.save(content, path)
         return
     write = json.dumps if path.suffix == ".json" else yaml.safe_dump
-    path.write_text(write(merged(yaml.safe_load(path.read_text()), values)))
+    path.write_text(write(content))
 
 
 def flip(path, name):

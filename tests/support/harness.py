@@ -84,15 +84,16 @@ def table(test, name):
 
 def over_table(file, name, **usual):
     """Run a test for each of its rows: the test's arguments are what a row holds, or else `usual`."""
-    rows = table(file, name)
-    keys = dict.fromkeys(key for (row,), _, _ in rows for key in usual | row)
+    rows = [(usual | row, marks, case) for (row,), marks, case in table(file, name)]
+    keys = dict.fromkeys(key for row, _, _ in rows for key in row)
 
     def parametrized(test):
-        about = {"case", "needs", "slow"} - inspect.signature(test).parameters.keys()
-        names = [key for key in keys if key not in about]  # pytest refuses one that no test takes
+        optional = {"case", "needs", "slow"} - inspect.signature(test).parameters.keys()
+        # pytest refuses any other key that the test does not take
+        names = [key for key in keys if key not in optional]
         cases = []
-        for (row,), marks, case in rows:
-            values = [(usual | row)[key] for key in names]
+        for row, marks, case in rows:
+            values = [row[key] for key in names]
             cases.append(pytest.param(*values, id=case or str(values), marks=marks))
         return pytest.mark.parametrize(names, cases)(test)
 

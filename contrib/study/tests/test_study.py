@@ -30,7 +30,7 @@ SHORT = """
 @pytest.fixture
 def grid_file(tmp_path):
     """The grid with a size of two runs of 6 blocks."""
-    content = yaml.safe_load(GRID.read_text())
+    content = parsed(GRID)
     two = {"depths": [6], "seeds": 1, "methods": ["plain", "layerscale"], "places": []}
     content["sizes"] = {"two": two}
     path = tmp_path / "grid.yaml"

@@ -34,7 +34,7 @@ def test_a_position_is_the_same_in_every_hook_and_in_checkpoints_without_it(run,
     for row in rows:
         checkpoint = torch.load(tmp_path / row["case"], weights_only=True)
         position = Position.saved(checkpoint)
-        assert [*position] == checkpoint[POSITION] == row["position"]
+        assert [*position] == checkpoint[POSITION] == row["position"], row
         assert checkpoint["epoch"] == max(0, row["batches"] - 1) // BATCHES
         if row.get("counters"):
             loop = checkpoint["loops"]["fit_loop"]

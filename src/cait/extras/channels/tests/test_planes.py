@@ -75,7 +75,6 @@ def test_a_png_is_turned_as_its_exif_data_say(upright, shape):
 
 # DICOM
 
-
 CASES = """
     CT_small MR_small MR_small_RLE MR_small_bigendian JPEG2000 SC_rgb_rle_16bit liver_1frame image_dfl
 """
@@ -113,7 +112,9 @@ def test_a_window_the_least_number_as_white_and_padding():
 def deflated_dicom():
     """A DICOM file whose content is deflated, with 4 MB of zeros in a private element."""
     _, image = dicom("CT_small")
-    image.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1.99"
+    image.file_meta.TransferSyntaxUID = (
+        "1.2.840.10008.1.2.1.99"  # Deflated Explicit VR Little Endian
+    )
     image.add_new((0x7FE1, 0x1010), "OB", bytes(1 << 22))
     image.save_as(file := BytesIO())
     return file.getvalue()
