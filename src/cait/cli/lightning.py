@@ -100,7 +100,7 @@ class CaiTCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         # The string below a field is its help. To read all of them takes half a second, so only where they are shown.
-        shown = any(word.startswith(("--help", "--print_config")) for word in self.line.words)
+        shown = any(re.match("--help|--print_config=.*comments", word) for word in self.line.words)
         set_parsing_settings(docstring_parse_attribute_docstrings=shown)
         for group in (DataSettings, ModuleSettings):
             # without rules, which would hide lists and choices
@@ -138,12 +138,14 @@ class CaiTCLI(LightningCLI):
         line = self.line
         shown = [word for word in line.words if word.startswith("--print_config")]
         words = [word for word in line.words if word not in shown]
-        config = Namespace()
+        config = self.defaults = of_verb.get_defaults()
+        before = Namespace()  # nobody has given the defaults
         try:
             for path, settings in line.layers:
-                parsed = of_verb.parse_object(self._checked(path, settings), config)
-                config = _tell_replaced(config, parsed)
-            config = _tell_replaced(config, of_verb.parse_args(words, config))
+                # the last parse looks for the defaults of the classes that are named
+                config = of_verb.parse_object(self._checked(path, settings), config, defaults=False)
+                before = _tell_replaced(before, config)
+            config = _tell_replaced(before, of_verb.parse_args(words, config))
             for step in line.steps:
                 settings = line.sources.given(config.as_dict())
                 if added := step(settings):
@@ -180,15 +182,14 @@ class CaiTCLI(LightningCLI):
         files = [path for path, _ in self.line.layers if path is not None]
         goes_on = config.ckpt_path is not None or any(map(rundir.is_of_run, files))
         typed = self.line.typed if goes_on else None
-        defaults = self._parser("fit").get_defaults()
-        self.unused = refusals.Unused(config, defaults, self.line.sources, typed)
+        self.unused = refusals.Unused(config, self.defaults, self.line.sources, typed)
         self.unused.check(self.rules)
         if self.program.module is None and self.program.data is None:
             self.unused.check(refusals.LEAST)
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
-        return list(self._parser(self.subcommand).get_defaults().keys(branches=True))
+        return list(self.defaults.keys(branches=True))
 
     def _checked(self, path: Path | None, settings: Settings) -> Settings:
         """A layer; of a run's file, and where nothing is trained, the settings that the verb takes of it."""
