@@ -62,7 +62,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(TOOLS) ## Run the fast tests (unit, oracle, law, cli, system, every extra), in 5 to 8 minutes on 2 cores
+test: $(TOOLS) ## Run the fast tests (unit, oracle, law, cli, system, every extra), in 4 to 8 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-all

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import SMALL, checkpoint, environment, over_table, python, rows, works
+from harness import SMALL, TWO_BLOCKS, checkpoint, environment, over_table, python, rows, works
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cait as package
@@ -54,7 +54,7 @@ def test_an_error_within_an_error_leaves_no_worker_behind(cait):
 
 def test_a_run_that_starts_from_a_checkpoint_goes_on_as_any_other(cait, trained, tmp_path):
     start = [f"--ckpt_path={trained}/checkpoints/last.ckpt", "--ema.decay=0.9", "--run_name=fork"]
-    works(cait("fit", *SMALL, *start, *BRIEF[1:], "--trainer.max_steps=7"))
+    works(cait("fit", *SMALL, TWO_BLOCKS, *start, *BRIEF[1:], "--trainer.max_steps=7"))
     works(cait("resume", "fork", "--trainer.max_steps=8"))
     assert checkpoint(tmp_path / "logs/fork")["global_step"] == 8
 

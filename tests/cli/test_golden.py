@@ -10,6 +10,6 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("case", cases(*FILES))
+@pytest.mark.parametrize("case", [*cases(*FILES)])
 def test_what_is_typed_gets_its_line(case, tmp_path, request):
     check(case, tmp_path, request)

@@ -143,8 +143,8 @@ def test_of_a_loaders_process_the_traceback_is_shown_as_torch_gives_it(error, fi
     assert WORDS[error] in shown.splitlines()[-1]
 
 
-def test_the_line_that_made_a_nan_is_named(fit):
-    """Torch raises in the backward pass, where no frame is the user's."""
+def test_the_line_that_made_a_nan_is_named(fit, recwarn):
+    """Torch raises in the backward pass, where no frame is the user's, and warns of the line in the forward pass."""
     shown = fit("", "", "--model.loss=mine:nan --trainer.detect_anomaly=true")
     assert f"(mine.py:{line_of('zero = 0')})" in shown.splitlines()[-1]
 

@@ -11,7 +11,19 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from harness import CLASSES, REPO, SMALL, call, ended, parsed, save_classes, save_mixed, works
+from harness import (
+    CLASSES,
+    REPO,
+    SMALL,
+    TWO_BLOCKS,
+    call,
+    ended,
+    parsed,
+    save_classes,
+    save_mixed,
+    works,
+)
+from modules import FIELDS
 from PIL import Image
 from timm.data import create_transform
 
@@ -26,6 +38,7 @@ BEST = "logs/mixed.pt/checkpoints/best.ckpt"
 GRAY, PALETTE, ALPHA = (f"images/some more/{name}" for name in ("0.jpg", "2.png", "3.png"))
 RECIPE = [
     *SMALL,
+    TWO_BLOCKS,
     "--data.root=photos",
     "--data.crop_pct=0.8",
     "--data.interpolation=bilinear",
@@ -60,8 +73,7 @@ def transformed(path):
 def expected(path, ema):
     """Probabilities by the network alone, of an image that timm has prepared."""
     checkpoint = ckpt.read_checkpoint(BEST)
-    fields = dict(embed_dim=32, depth=2, num_heads=2, patch_size=4)
-    network = cait.create_model("xxs24", 16, 3, **fields).eval()
+    network = cait.create_model("xxs24", 16, 3, **FIELDS | {"embed_dim": 32}).eval()
     network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
     with torch.no_grad():
         return network(transformed(path)[None])[0].softmax(0)

@@ -21,10 +21,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.multiprocessing import start_processes
 
 
-def answers(file, table, folder, processes):
-    """What the processes return, by situation."""
+def run(file, table, processes, folder):
+    """Have so many processes go through the situations."""
     works(script(__file__, folder, file, table, str(folder), str(processes)))
-    ranks = [parsed(folder / f"{rank}.json") for rank in range(processes)]
+
+
+def answers(folder):
+    """What each process returned, by situation."""
+    ranks = [parsed(path) for path in sorted(folder.glob("[0-9].json"))]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 

@@ -55,11 +55,14 @@ SMALL = [
     str(REPO / "configs/digits.yaml"),
     *DEVICES,
     "--model.fields.embed_dim=32",
-    "--model.fields.depth=2",
+    "--model.fields.depth=1",
+    "--model.fields.depth_token_only=1",
     "--data.batch_size=64",
     "--data.num_workers=1",
     "--trainer.log_every_n_steps=5",
 ]
+# After `SMALL`, where a second block of each kind tells something.
+TWO_BLOCKS = '--model.fields={"embed_dim":32,"depth":2,"num_heads":2,"patch_size":4}'
 
 
 def slow(*values):
@@ -393,12 +396,12 @@ def ended(place, name, recipe):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, digits_root):
-    """A run of six steps, trained and scored, for tests that only read it."""
+    """A run of six steps, trained and scored, for tests that only read it; its network has `TWO_BLOCKS`."""
 
     def train(folder):
         link_digits(folder, digits_root)
-        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6"]
-        ended(folder, "good", [*SMALL, *short, "--ema.decay=0.9", "--data.num_workers=0"])
+        words = "--trainer.max_epochs=1 --trainer.limit_train_batches=6 --ema.decay=0.9 --data.num_workers=0"
+        ended(folder, "good", [*SMALL, TWO_BLOCKS, *words.split()])
         works(call(folder, "eval", "good"))
 
     return shared(tmp_path_factory, "trained", train) / "logs/good"

@@ -75,7 +75,7 @@ def train(place):
     # the limit is one that evaluation does not heed
     words = """
         --data.root=data --data.num_workers=0 --data.eval_batch_size=32 --data.mixup=0 --data.cutmix=0
-        --trainer.max_epochs=2 --trainer.limit_val_batches=9 --ema.decay=0.9
+        --trainer.max_epochs=1 --trainer.limit_val_batches=9 --ema.decay=0.9
     """
     ended(place, "mine", [*SMALL, *CPU, *words.split()])
 

@@ -6,7 +6,18 @@ import signal
 import subprocess
 
 import pytest
-from harness import LIMIT, SMALL, call, checkpoint, ended, environment, free_port, start, works
+from harness import (
+    LIMIT,
+    SMALL,
+    TWO_BLOCKS,
+    call,
+    checkpoint,
+    ended,
+    environment,
+    free_port,
+    start,
+    works,
+)
 from runs import ENDLESS, RECIPE, SLURM, TWO, assert_same, torchrun, wait_for_steps
 
 
@@ -20,7 +31,7 @@ def test_a_restart_goes_on_from_the_runs_own_checkpoint_and_not_from_its_start(t
         --trainer.limit_train_batches=6 --trainer.max_epochs=2 --ema.decay=0.9 --data.num_workers=0
         --run_name=cut --ckpt_path=start.ckpt
     """
-    works(call(tmp_path, "fit", *SMALL, *words.split()))
+    works(call(tmp_path, "fit", *SMALL, TWO_BLOCKS, *words.split()))
     assert checkpoint(run)["global_step"] == 12
 
 

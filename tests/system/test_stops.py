@@ -168,7 +168,7 @@ def fit(digits_root, tmp_path_factory):
         net = module(
             globals()[settings.pop("module", "CaiTModule")],
             num_classes=10,
-            fields=FIELDS | {"depth": 1},
+            fields=FIELDS,
             drop_path_rate=0.2,
             warmup_epochs=0.25,
             schedule=settings.pop("schedule", "cosine"),

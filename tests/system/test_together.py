@@ -5,11 +5,12 @@ That they go on to the same bits is rows of tests/law/test_exact.yaml.
 
 import os
 import warnings
+from functools import partial
 
 import gloo
 import pytest
 import torch
-from harness import beside, over_table
+from harness import beside, over_table, shared
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
@@ -200,7 +201,8 @@ for row in TABLE["shares"]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    return gloo.answers(__file__, "TWO", tmp_path_factory.mktemp("two"), 2)
+    run = partial(gloo.run, __file__, "TWO", 2)
+    return gloo.answers(shared(tmp_path_factory, "two", run))
 
 
 @over_table(__file__, "stops")
@@ -234,6 +236,7 @@ def test_each_process_and_each_step_draws_its_own(together):
 def test_lightning_warns_of_what_a_callback_logs_for_one_process_alone(together):
     assert together["logged"] == [["mine"], []]  # only the first process warns
     with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         noise.hide()
         line = "It is recommended to use `self.log('mine', ..., sync_dist=True)`"
         warnings.warn(line, stacklevel=1)

@@ -87,7 +87,10 @@ def test_the_runtime_is_read_from_its_archive_or_folder(runtime, tmp_path):
         web_runtime.files(tmp_path / "cut.tgz")
 
 
-GRAY = "--data.crop_pct=0.9 --data.fit=pad --model.fields.in_chans=1"
+GRAY = """
+    --data.crop_pct=0.9 --data.fit=pad --model.fields.in_chans=1
+    --model.fields.depth=2 --model.fields.depth_token_only=2
+"""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ SHARDED = """
 
 def run_pair(folder, settings, trainers):
     (folder / "settings.json").write_text(json.dumps([settings, trainers]))
-    return gloo.answers(str(Path(__file__).with_name("fsdp_pair.py")), "SITUATIONS", folder, 2)
+    gloo.run(str(Path(__file__).with_name("fsdp_pair.py")), "SITUATIONS", 2, folder)
+    return gloo.answers(folder)
 
 
 @pytest.fixture(scope="module")

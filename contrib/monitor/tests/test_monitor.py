@@ -271,7 +271,7 @@ def test_the_command_line_watches(trained, tmp_path):
 
 ON_TWO = f"""
     --trainer.max_epochs=2 --trainer.limit_train_batches=5 --data.batch_size=32
-    --model.drop_path_rate=0.2 --ema.decay=0.9
+    --model.fields.depth=2 --model.fields.depth_token_only=2 --model.drop_path_rate=0.2 --ema.decay=0.9
     {WATCH} --trainer.callbacks.every_n_steps=3
     --trainer.callbacks+=contrib.monitor.tests.step_recorder.StepRecorder --trainer.callbacks.folder=steps
 """

@@ -1,10 +1,10 @@
 """A data set of one's own: how its items are read."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import in_folder
 from modules import images_in
 from same import same
 
@@ -59,13 +59,11 @@ class Torn(Pets):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path):
     """A module beside the user's runs."""
     (tmp_path / "own_data.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_data", raising=False)
-    return "own_data"
+    with in_folder(tmp_path):
+        yield "own_data"
 
 
 def module(path, **settings):

@@ -7,16 +7,14 @@ import shutil
 
 import pytest
 import torch
-from harness import SMALL, over_table
-from modules import loader, module, train, trainer
+from harness import SMALL, TWO_BLOCKS, over_table
+from modules import FIELDS, loader, module, train, trainer
 from safetensors.torch import save_file
 from same import same
 
 import cait
 from cait.errors import UserError
 from cait.model.weights import load_weights, read_weights
-
-FIELDS = dict(embed_dim=16, depth=1, num_heads=2, patch_size=4)
 
 
 def small_network(num_classes=4):
@@ -152,7 +150,7 @@ def test_a_run_is_resumed_and_scored_without_the_file_that_it_started_from(train
     path = tmp_path / "start.ckpt"
     shutil.copy(trained / "checkpoints/last.ckpt", path)
     words = ["--trainer.max_steps=1", "--data.num_workers=0", "--run_name=b"]
-    assert cait("fit", *SMALL, f"--model.weights={path}", *words).returncode == 0
+    assert cait("fit", *SMALL, TWO_BLOCKS, f"--model.weights={path}", *words).returncode == 0
     path.unlink()
     assert cait("resume", "b", "--trainer.max_steps=2").returncode == 0
     assert cait("eval", "b").returncode == 0

@@ -37,7 +37,6 @@ def test_metrics_count_a_whole_set_of_uneven_batches():
     assert figures_of(metrics, logits[:10], labels[:10])["acc1"] == 100  # the count began anew
 
 
-@pytest.mark.filterwarnings("ignore:y_pred contains")
 def test_the_mean_of_the_classes_counts_those_always_wrong_and_none_without_images():
     labels, best = torch.tensor([0, 0, 1, 3, 3, 3]), torch.tensor([0, 1, 0, 3, 3, 2])
     metrics = EvalMetrics(5, per_class=True)
