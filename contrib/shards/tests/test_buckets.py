@@ -116,7 +116,7 @@ def test_a_run_on_shards_that_is_killed_three_times_goes_on_and_ends_as_on_the_f
     for steps, failure in ((4, "cut"), (21, "error"), (41, "")):
         job = start(tmp_path, *words)
         wait_for_steps(run, steps, job)
-        s3.fail(failure, 60)
+        s3.fail(failure, 8)
         wait_for_steps(run, steps + 4, job)
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
