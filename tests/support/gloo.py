@@ -23,7 +23,7 @@ from torch.multiprocessing import start_processes
 
 def run(file, table, processes, folder):
     """Have so many processes go through the situations."""
-    works(script(__file__, folder, file, table, str(folder), str(processes)))
+    works(script(__file__, folder, file, table, folder, str(processes)))
 
 
 def answers(folder):

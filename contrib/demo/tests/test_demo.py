@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import SMALL, call, ended, parsed, works
+from harness import SMALL, TWO_BLOCKS, call, ended, parsed, works
 from PIL import Image
 
 import cait as package
@@ -89,7 +89,7 @@ def test_the_runtime_is_read_from_its_archive_or_folder(runtime, tmp_path):
 
 GRAY = """
     --data.crop_pct=0.9 --data.fit=pad --model.fields.in_chans=1
-    --model.fields.depth=2 --model.fields.depth_token_only=2
+    --data.num_workers=0 --trainer.max_steps=1
 """
 
 
@@ -97,7 +97,7 @@ GRAY = """
 def pages(place, trained, runtime):
     """What `cait demo` prints of a run of three channels, and of one whose images are prepared in ways of its own."""
     shutil.copytree(trained, place / "logs/colors")
-    ended(place, "gray", [*SMALL, *GRAY.split(), "--data.num_workers=0", "--trainer.max_steps=1"])
+    ended(place, "gray", [*SMALL, TWO_BLOCKS, *GRAY.split()])
     colors = call(place, "demo", "colors", f"--runtime={runtime}", "--output=my space")
     gray = call(place, "demo", "gray", f"--runtime={runtime}", "--samples=0")
     return {"colors": colors.stdout.splitlines(), "gray": gray.stdout.splitlines()}

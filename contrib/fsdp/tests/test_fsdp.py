@@ -26,7 +26,7 @@ SHARDED = """
 
 def run_pair(folder, settings, trainers):
     (folder / "settings.json").write_text(json.dumps([settings, trainers]))
-    gloo.run(str(Path(__file__).with_name("fsdp_pair.py")), "SITUATIONS", 2, folder)
+    gloo.run(Path(__file__).with_name("fsdp_pair.py"), "SITUATIONS", 2, folder)
     return gloo.answers(folder)
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from harness import SMALL, beside, ended, over_table, parsed, slow
+from harness import SMALL, TWO_BLOCKS, beside, ended, over_table, parsed, slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, images_in, loader, module, precision_of, train, trainer
 from networks import needs_a_compiler, needs_ablations, network
@@ -271,7 +271,7 @@ def test_the_command_line_watches(trained, tmp_path):
 
 ON_TWO = f"""
     --trainer.max_epochs=2 --trainer.limit_train_batches=5 --data.batch_size=32
-    --model.fields.depth=2 --model.fields.depth_token_only=2 --model.drop_path_rate=0.2 --ema.decay=0.9
+    --model.drop_path_rate=0.2 --ema.decay=0.9
     {WATCH} --trainer.callbacks.every_n_steps=3
     --trainer.callbacks+=contrib.monitor.tests.step_recorder.StepRecorder --trainer.callbacks.folder=steps
 """
@@ -280,7 +280,7 @@ ON_TWO = f"""
 @pytest.mark.slow
 @pytest.mark.usefixtures("cait")
 def test_on_two_processes_the_figures_are_those_of_the_whole_step(tmp_path):
-    run = ended(tmp_path, "two", [*SMALL, *TWO, *ON_TWO.split()])
+    run = ended(tmp_path, "two", [*SMALL, TWO_BLOCKS, *TWO, *ON_TWO.split()])
     net = CaiTModule.load_from_checkpoint(run / "checkpoints/last.ckpt", map_location="cpu")
     measured = figures(run)
     assert sorted(measured) == [2, 5, 8]
